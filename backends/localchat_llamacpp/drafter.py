@@ -1,4 +1,4 @@
-"""Drafts of a second, small model with the same vocabulary, or of the model's own prediction head.
+"""Runs a draft model with the same vocabulary, or the model's own prediction head.
 
 Either has a native context of its own. A head reads each token with a hidden state: for the text, the model's
 state of the token before (head_states.py), and for a drafted token its own. The rows that it read with its own
@@ -164,10 +164,16 @@ class _GrowingDraft:
     sampling: SamplingParams
     unread: Sequence[int]
     """Tokens that the next decode reads."""
-    states: NDArray[np.float32] | None
-    """States (T, E) that a head reads with them."""
+    states: NDArray[np.float32]
+    """States (T, E) that a head reads with them. E is 0 for a draft model."""
     tokens: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
+
+    def finished(self) -> Draft:
+        """Return the tokens so far. NO_DRAFT if there are none."""
+        if not self.tokens:
+            return NO_DRAFT
+        return Draft(tuple(self.tokens), tuple(self.chances))
 
 
 class LlamaDrafter:
@@ -195,12 +201,13 @@ class LlamaDrafter:
         self._shared = shared_vocab
         self.states = states
         self.name = "the draft model"
-        width = 0
+        self._width = 0
+        """Numbers of a head's state."""
         if states is not None:
             self.name = "the model's prediction head"
-            width = states.width
+            self._width = states.width
         self.together = states is not None
-        self._batch = Batch(spec.step_tokens, spec.slots + 1, width)
+        self._batch = Batch(spec.step_tokens, spec.slots + 1, self._width)
         self._slots = Slots(context, spec.slots + 1, can_truncate=True)
         self._sampler = Sampler(shared_vocab)
         self._texts: dict[int, _SlotText] = {}
@@ -213,16 +220,12 @@ class LlamaDrafter:
         slot = self._spec.slots
         count = min(_WARM_TOKENS, self._spec.step_tokens)
         text = [number * 7919 % self._shared for number in range(count)]
-        states = None
-        if self.states is not None:
-            states = np.random.default_rng(0).standard_normal(
-                (count, self.states.width), np.float32
-            )
+        states = np.random.default_rng(0).standard_normal((count, self._width), np.float32)
         times = []
         for tokens in (text, text, text[:1], text[:1], text[:1]):
             started_s = time.perf_counter()
             self._batch.clear()
-            self._add(slot, tokens, None if states is None else states[: len(tokens)])
+            self._add(slot, tokens, states[: len(tokens)])
             if not self._decode():
                 tail = "; ".join(library().log.tail(3))
                 raise RuntimeError(f"llama.cpp failed in the warm-up of {self.name}: {tail}")
@@ -271,10 +274,7 @@ class LlamaDrafter:
                 for draft, row, end in zip(going, logits, last_rows, strict=True)
                 if self._goes_on(draft, row, states[end : end + 1])
             ]
-        return [
-            Draft(tuple(draft.tokens), tuple(draft.chances)) if draft and draft.tokens else NO_DRAFT
-            for draft in drafts
-        ]
+        return [NO_DRAFT if draft is None else draft.finished() for draft in drafts]
 
     def _begin(self, ask: DraftAsk, room: int) -> _GrowingDraft | None:
         """Read a text except for its last tokens, at most `room`. None if it cannot be read."""
@@ -283,28 +283,25 @@ class LlamaDrafter:
             return None
         tokens = ask.tokens
         same = self._same(text, tokens)
-        states = None
+        states: NDArray[np.float32] | None = np.empty((len(tokens) - same, 0), np.float32)
         if self.states is not None:
             states = self.states.before(ask.seq, ask.start + same, ask.start + len(tokens))
-            if states is None:
-                self.forget(ask.seq)
-                return None
+        if states is None:
+            self.forget(ask.seq)
+            return None
         self._slots.truncate(text.slot, same)
         last = max(len(tokens) - room, same)
         for begin in range(same, last, self._spec.step_tokens):
             end = min(begin + self._spec.step_tokens, last)
             self._batch.clear()
-            part = None if states is None else states[begin - same : end - same]
-            self._add(text.slot, tokens[begin:end], part)
+            self._add(text.slot, tokens[begin:end], states[begin - same : end - same])
             if not self._decode():
                 self.forget(ask.seq)
                 return None
         text.tokens[same:] = tokens[same:]
         text.verified = len(tokens)
         plain = ask.sampling.for_drafts(top_logprobs=0)
-        return _GrowingDraft(
-            ask, text, plain, tokens[last:], None if states is None else states[last - same :]
-        )
+        return _GrowingDraft(ask, text, plain, tokens[last:], states[last - same :])
 
     def _same(self, text: _SlotText, tokens: Sequence[int]) -> int:
         """Return how many tokens need not be read again. The last one always is, for its logits."""
@@ -328,7 +325,8 @@ class LlamaDrafter:
             return False
         draft.text.tokens[len(ask.tokens) :] = draft.tokens
         draft.tokens.append(drawn.token)
-        draft.chances.append(math.exp(drawn.logprob) if drawn.logprob is not None else 0.0)
+        assert drawn.logprob is not None, "the sampling asks for log probabilities"
+        draft.chances.append(math.exp(drawn.logprob))
         draft.unread = draft.tokens[-1:]
         draft.states = state
         return len(draft.tokens) < ask.limit and ask.goes_on(draft.chances[-1])
@@ -357,7 +355,7 @@ class LlamaDrafter:
             text = self._texts[seq] = _SlotText(self._free.pop(), start)
         return text
 
-    def _add(self, slot: int, tokens: Sequence[int], states: NDArray[np.float32] | None) -> None:
+    def _add(self, slot: int, tokens: Sequence[int], states: NDArray[np.float32]) -> None:
         """Append tokens of a slot to the batch, with the logits of the last."""
         start = self._slots.lengths[slot]
         self._batch.add(slot, start, tokens, [len(tokens) - 1], states)
@@ -380,4 +378,4 @@ class LlamaDrafter:
         if self.states is None:
             return np.empty((self._batch.size, 0), np.float32)
         pointer = self._api.llama_get_embeddings_nextn(self._context)
-        return np.ctypeslib.as_array(pointer, (self._batch.size, self.states.width))
+        return np.ctypeslib.as_array(pointer, (self._batch.size, self._width))

@@ -39,7 +39,7 @@ from localchat.errors import LocalchatError
 from localchat_llamacpp.adapters import LoadedAdapters
 from localchat_llamacpp.batch import Batch, EmbeddingBatch
 from localchat_llamacpp.drafter import LlamaDrafter
-from localchat_llamacpp.head_states import PROMPT_STATES
+from localchat_llamacpp.head_states import PROMPT_STATES, HeadStates
 from localchat_llamacpp.media_api import media_library
 from localchat_llamacpp.media_reader import Chunk, MediaEncoder
 from localchat_llamacpp.native import library
@@ -161,7 +161,9 @@ class LlamaCppRunner:
         self._vocab_size = vocab_size
         self._report = report
         self._drafter = drafter
-        self._head_states = drafter.states if drafter is not None else None
+        self._head_states: HeadStates | None = None
+        if drafter is not None:
+            self._head_states = drafter.states
         self._outputs_states = False
         """Whether the native context outputs the states of all tokens."""
         self._slots = Slots(

@@ -142,7 +142,7 @@ class SamplingParams(SamplingValues):
     seed: int = 0
     """Key of the noise, together with the choice, the position and the token id."""
     choice: int = 0
-    dry_breakers: bytes = b""
+    dry_breakers: bytes = field(default=b"", repr=False)
     """Tokens across which DRY sees no repetition: bit t of the little-endian bits is token t."""
     top_logprobs: int = -1
     """Alternatives per token. -1: no log probabilities."""

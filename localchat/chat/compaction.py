@@ -128,7 +128,9 @@ class Compaction:
             replaces=[node.id for node in replaced],
         )
         if info is not None:
-            summary = msgspec.structs.replace(summary, metrics=self._metrics(info))
+            summary = msgspec.structs.replace(
+                summary, metrics=AnswerMetrics.of(info, 0, self._done_event)
+            )
             conversation.put(summary)
         if waiting is None:
             return (summary,)
@@ -145,18 +147,6 @@ class Compaction:
         if node.message.role != "user":
             return None
         return node
-
-    def _metrics(self, info: EngineInfo) -> AnswerMetrics:
-        """Return the model and the length of the summary."""
-        return AnswerMetrics(
-            model=info.model,
-            backend=info.backend,
-            quantization=info.quantization,
-            kv_type=info.kv_type,
-            adapters=info.adapters,
-            draw_seed=0,
-            done=self._done_event,
-        )
 
     def _earlier(self) -> tuple[Node, ...]:
         """Return the summaries on the path, which the new one includes."""

@@ -7,7 +7,7 @@ runs from a root to the head. Switching to another branch only moves the head.
 import os
 import time
 from collections.abc import Iterable
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,9 @@ from localchat.engine.attachments import moved
 from localchat.engine.events import Done, Finished
 from localchat.engine.request import Attachment, Message
 from localchat.errors import UsageError
+
+if TYPE_CHECKING:
+    from localchat.engine.interface import EngineInfo
 
 NodeState: TypeAlias = Literal["open", "whole", "stopped", "length", "failed"]
 """An `open` message is being written, or the program died meanwhile."""
@@ -70,6 +73,19 @@ class AnswerMetrics(msgspec.Struct, frozen=True):
     """The engine's last event. None if the answer did not end by itself."""
     adapters: tuple[str, ...] = ()
     """LoRA adapters of the load, as `name.gguf:scale`."""
+
+    @classmethod
+    def of(cls, info: "EngineInfo", draw_seed: int, done: Done | None) -> "AnswerMetrics":
+        """Return the metrics of an answer by this engine."""
+        return cls(
+            model=info.model,
+            backend=info.backend,
+            quantization=info.quantization,
+            kv_type=info.kv_type,
+            draw_seed=draw_seed,
+            done=done,
+            adapters=info.adapters,
+        )
 
 
 class ToolRun(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -5,6 +5,7 @@ conversation's policy stores the user's choice. Whole exchanges are left out, th
 out at once, because each time the prompt moves and misses the prefix cache.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -16,18 +17,15 @@ from localchat.chat.prompt_steps import prompt_steps
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
 from localchat.errors import ContextExceeded, UsageError
-from localchat.fit.kv_types import smaller_kv_type
-from localchat.units import counted, size, tokens
+from localchat.fit.steps import StepName
+from localchat.units import counted, tokens
 
 Count: TypeAlias = Callable[[Messages], int]
 """Counts the tokens of a prompt. May raise ContextExceeded for a prompt that is too long to count."""
 
 Action: TypeAlias = Literal["leave_out_oldest", "compact", "longer_context"]
-_BLOCK_TOKENS: Final = 1024
-_ATTACHMENT_CHARACTERS: Final = 1000
-"""Rough length of a text with as many tokens as a picture. Only for estimates."""
-_FRAME_CHARACTERS: Final = 16
-"""Rough length of a template's text around a message. Only for estimates."""
+_LOADS: Final[tuple[StepName, ...]] = ("context", "kv_type", "gpu_layers")
+"""Steps that load the model again, in order of their cost."""
 _UNKNOWN_TOKENS: Final = 1 << 40
 """Length of a prompt that is too long to count."""
 
@@ -218,12 +216,11 @@ class _LeaveOutSearch:
 
     def plan(self, allowed: int) -> LeaveOutPlan | None:
         """Return the smallest plan that leaves at most `allowed` tokens."""
-        if self.measured(0) <= allowed:
-            dropped = 0
-        elif not self.max_dropped or self.measured(self.max_dropped) > allowed:
+        dropped = bisect_left(
+            range(self.max_dropped + 1), True, key=lambda number: self.measured(number) <= allowed
+        )
+        if dropped > self.max_dropped:
             return None
-        else:
-            dropped = self._smallest(allowed)
         nodes = [node for exchange in self.exchanges[:dropped] for node in exchange]
         all_tokens = self.measured(0)
         if self._left_out:
@@ -238,45 +235,6 @@ class _LeaveOutSearch:
     def _all_tokens(self) -> int:
         sent = (node for exchange in self.exchanges for node in exchange)
         return self._counted(as_sent(self._conversation, (*self._left_out, *sent)))
-
-    def _smallest(self, allowed: int) -> int:
-        """Return the smallest number of exchanges to leave out.
-
-        Guesses by the number of characters, which is nearly always right or off by one, and bisects every
-        third time.
-        """
-        low = 0
-        high = self.max_dropped
-        tries = 0
-        while high - low > 1:
-            tries += 1
-            middle = (low + high) // 2
-            if tries % 3:
-                middle = self._guess(low, high, allowed)
-            if self.measured(middle) <= allowed:
-                high = middle
-            else:
-                low = middle
-        return high
-
-    def _guess(self, low: int, high: int, allowed: int) -> int:
-        """Return a number strictly between `low` and `high`."""
-        lengths = [
-            sum(
-                len(node.message.content)
-                + len(node.message.attachments) * _ATTACHMENT_CHARACTERS
-                + _FRAME_CHARACTERS
-                for node in exchange
-            )
-            for exchange in self.exchanges[low:high]
-        ]
-        span = max(self.measured(low) - self.measured(high), 1)
-        excess = sum(lengths) * (self.measured(low) - allowed) / span
-        guess = low
-        while excess > 0 and guess < high:
-            excess -= lengths[guess - low]
-            guess += 1
-        return min(max(guess, low + 1), high - 1)
 
 
 def _choices(
@@ -303,91 +261,19 @@ def _choices(
     return choices
 
 
-class _Candidate(NamedTuple):
-    choice: OverflowChoice
-    fits: bool
-
-
 def longer_context(prompt_tokens: int, info: EngineInfo) -> OverflowChoice | None:
-    """Return the cheapest load with a longer context. None if the model allows none.
+    """Return the cheapest load in which the conversation can double. None if no load makes room.
 
-    Prefers the KV type in use, then a smaller one, then fewer layers on the GPU. Costs are in proportion to
-    the loaded KV cache, which is right for layers without a sliding window.
+    Prefers the KV type in use, then a smaller one, then fewer layers on the GPU.
     """
-    blocks = -(-(prompt_tokens + _BLOCK_TOKENS) // _BLOCK_TOKENS)
-    goal = min(max(blocks * _BLOCK_TOKENS, info.context_tokens), info.context_train)
-    if goal <= prompt_tokens:
-        return None
-    parts = info.actual or info.predicted
-    kv_bytes = 0
-    if parts is not None:
-        kv_bytes = max(parts.kv_bytes, 0)
-    token_bytes = kv_bytes / max(info.context_tokens, 1)
-    goal = max(goal, _comfortable_context(token_bytes, info))
-    candidates: list[_Candidate] = []
-    if goal > info.context_tokens:
-        name = "a context"
-        if goal == info.context_train:
-            name = "the model's full context"
-        extra_bytes = round(token_bytes * goal) - kv_bytes
-        candidates.append(_candidate(f"load {name} of {tokens(goal)}", goal, extra_bytes, info))
-    if small := smaller_kv_type(info.kv_type, info.kv_types):
-        extra_bytes = round(token_bytes * small.share * goal) - kv_bytes
-        label = f"load a context of {tokens(goal)} with the KV cache in {small.kv_type}"
-        candidates.append(_candidate(label, goal, extra_bytes, info, small.kv_type))
-    for candidate in candidates:
-        if candidate.fits:
-            return candidate.choice
-    if (choice := _fewer_layers(prompt_tokens, info)) is not None:
-        return choice
-    if candidates:
-        return candidates[-1].choice
-    return None
-
-
-def _candidate(
-    label: str, goal: int, extra_bytes: int, info: EngineInfo, kv_type: str = ""
-) -> _Candidate:
-    """Return a load with `goal` tokens of context, and whether it fits the free memory.
-
-    `extra_bytes` is its memory beyond the loaded KV cache. An empty `kv_type` is the one in use.
-    """
-    loaded_bytes = info.actual_bytes or info.predicted_bytes
-    fits = not info.free_bytes or loaded_bytes + extra_bytes <= info.free_bytes
-    parts = info.actual or info.predicted
-    if parts is not None and parts.kv_bytes > 0:
-        direction = "less" if extra_bytes < 0 else "more"
-        change = f"{size(abs(extra_bytes))} {direction} memory"
-        if not fits:
-            change += ", which does not fit now"
-        label += f" ({change})"
-    settings = [("context_length", str(goal))]
-    flags = f"--ctx {goal}"
-    if kv_type:
-        settings.append(("kv_cache_type", kv_type))
-        flags = f"--kv-type {kv_type} {flags}"
-    choice = OverflowChoice("longer_context", label, goal, tuple(settings), flags)
-    return _Candidate(choice, fits)
-
-
-def _fewer_layers(prompt_tokens: int, info: EngineInfo) -> OverflowChoice | None:
-    """Return the load that moves layers off a full GPU, if that makes room."""
-    for step in prompt_steps(prompt_tokens, info):
-        if step.name == "gpu_layers" and step.can_be_taken:
-            label = step.sentence(with_flag=False)
+    steps = {step.name: step for step in prompt_steps(prompt_tokens, info, growth=prompt_tokens)}
+    for name in _LOADS:
+        step = steps.get(name)
+        if step is not None and step.suffices:
+            label = f"load again, {step.title}: {step.change}"
             context = int(dict(step.settings)["context_length"])
             return OverflowChoice("longer_context", label, context, step.settings, step.flag)
     return None
-
-
-def _comfortable_context(token_bytes: float, info: EngineInfo) -> int:
-    """Return the longest context in half of the free memory. 0 if that is unknown."""
-    loaded_bytes = info.actual_bytes or info.predicted_bytes
-    if not token_bytes or not info.free_bytes or info.free_bytes <= loaded_bytes:
-        return 0
-    more_tokens = int((info.free_bytes - loaded_bytes) / 2 / token_bytes)
-    longest = (info.context_tokens + more_tokens) // _BLOCK_TOKENS * _BLOCK_TOKENS
-    return min(longest, info.context_train)
 
 
 def leave_out_by_policy(

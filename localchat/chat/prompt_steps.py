@@ -18,24 +18,27 @@ _BLOCK_TOKENS: Final = 1024
 
 
 def prompt_steps(
-    prompt: int, info: EngineInfo, context: int | None = None
+    prompt: int, info: EngineInfo, context: int | None = None, *, growth: int = _BLOCK_TOKENS
 ) -> tuple[MemoryStep, ...]:
-    """Return the steps that help with a prompt of this length, in order. `context` overrides that of `info`."""
+    """Return the steps that help with a prompt of this length, in order.
+
+    `context` overrides that of `info`. `growth`: tokens that a longer context adds to the prompt, if they fit.
+    """
     if context:
         info = structs.replace(info, context_tokens=context)
-    return tuple(_PromptSteps(prompt, info).steps())
+    return tuple(_PromptSteps(prompt, info, growth).steps())
 
 
 class _PromptSteps:
-    def __init__(self, prompt: int, info: EngineInfo) -> None:
+    def __init__(self, prompt: int, info: EngineInfo, growth: int) -> None:
         self._prompt = prompt
         self._info = info
         self._over = prompt - info.context_tokens + 1
-        goal = -(-(prompt + _BLOCK_TOKENS) // _BLOCK_TOKENS) * _BLOCK_TOKENS
+        goal = -(-(prompt + growth) // _BLOCK_TOKENS) * _BLOCK_TOKENS
         if info.context_train:
             goal = min(goal, info.context_train)
         self._goal = goal
-        """Context that the prompt and an answer need, up to the trained context."""
+        """Context that the prompt and its growth need, up to the trained context."""
         parts = info.actual or info.predicted
         kv_bytes = 0
         self._weights = info.file_bytes

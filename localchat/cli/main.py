@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource  # at once: after a limit on open files is reached, no module can be loaded
 import shlex
 import sys
 from collections.abc import Sequence
@@ -122,28 +121,15 @@ def _status(args: Sequence[str], app: AppContext) -> int:
 
 
 def _limit_reached(problem: BaseException | None) -> tuple[str, str] | None:
-    """Return message and hint if the process has reached a system limit."""
-
-    def limit(kind: int, unit: int = 1) -> str:
-        soft = resource.getrlimit(kind)[0]
-        if soft == resource.RLIM_INFINITY:
-            return "unlimited"
-        return f"{soft // unit:,}"
-
+    """Return message and hint if memory, open files or threads have run out."""
     if isinstance(problem, MemoryError):
-        max_kib = limit(resource.RLIMIT_AS, 1024)
-        hint = "raise it: ulimit -v unlimited"
-        if max_kib == "unlimited":
-            hint = "close other programs"
-        return f"out of memory (ulimit -v is {max_kib})", hint
+        return "out of memory", "close other programs, or raise the limit: ulimit -v unlimited"
     if isinstance(problem, OSError) and problem.errno in (errno.EMFILE, errno.ENFILE):
-        max_files = limit(resource.RLIMIT_NOFILE)
-        return f"too many open files (ulimit -n is {max_files})", "raise it: ulimit -n 1024"
+        return "too many open files", "raise the limit: ulimit -n 1024"
     if isinstance(problem, RuntimeError) and "start new thread" in str(problem):
-        max_processes = limit(resource.RLIMIT_NPROC)
         return (
-            f"cannot start a thread (ulimit -u is {max_processes})",
-            "raise it, or close other programs; ulimit -v limits threads too",
+            "cannot start a thread",
+            "close other programs, or raise the limits: ulimit -u, ulimit -v",
         )
     return None
 

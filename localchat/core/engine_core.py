@@ -116,7 +116,9 @@ class EngineCore:
         if can.draft_model:
             self._draft_model = DraftModel(cast(DraftingRunner, runner).drafter, costs)
         self._draft_planner = DraftPlanner(can, costs, preparing, self._draft_model)
-        self._scheduler = Scheduler(can, kv_cache, token_budget, self._draft_planner, self._encode)
+        self._scheduler = Scheduler(
+            can, kv_cache, token_budget, self._draft_planner, self._encode, tokenizer.eog
+        )
         self._event_sender = EventSender(
             callbacks.send_events, callbacks.send_failure, kv_cache.usage, fingerprint, coalesce_s
         )

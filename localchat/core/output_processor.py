@@ -151,7 +151,7 @@ class OutputProcessor:
             sequence.unknown -= 1
             end = self._append_moved(sequence, token, tpot_ms, now_s)
             if (start + 1) % self._commit_tokens == 0:
-                self._commit(sequence, start + 1, 0)
+                self._commit(sequence, start + 1, 0, sequence.launched - start - 1)
             else:
                 sequence.computed = start + 1
                 sequence.uncommitted = True

@@ -13,6 +13,7 @@ from localchat.backend_api.media import MediaSpan
 from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.request_timer import RequestTimer
+from localchat.core.scheduler.exact_chunks import TurnCuts
 from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.core.think_budget import ThinkBudget
@@ -203,6 +204,8 @@ class RequestState:
     prompt_logprobs_sent: bool = False
     all_logprobs_failed: bool = False
     """Writing the file of all log probabilities failed."""
+    cuts: TurnCuts | None = None
+    """Cuts of the prompt in exact mode. None: its chunks have a fixed length."""
     prefill_sent: int = -1
     """Prompt tokens in the last Prefill event."""
     prompt_tokens: int = field(init=False)

@@ -22,7 +22,7 @@ class Content(NamedTuple):
     attachments: tuple[Attachment, ...] = ()
 
 
-def make_attachment(data: bytes, name: str = "", position: int = 0) -> Attachment:
+def make_attachment(data: bytes, name: str = "") -> Attachment:
     """Return the attachment of a picture or a recording. Its content decides which, not its name.
 
     Raises UsageError if the file is neither, is damaged in its header, or exceeds a limit of
@@ -30,7 +30,7 @@ def make_attachment(data: bytes, name: str = "", position: int = 0) -> Attachmen
     """
     from localchat.media.decode import media_info
 
-    return Attachment(media_info(data, name).format.kind, data, position, name)
+    return Attachment(media_info(data, name).format.kind, data, name=name)
 
 
 def read_media(path: Path) -> Attachment:

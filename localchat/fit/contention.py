@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+_ROOT: Final = Path("/")
 _PRESSURE_WINDOW_S: Final = 10.0
 """Averaging window of the kernel's `avg10`."""
 _LOAD_WINDOW_S: Final = 60.0
@@ -62,7 +63,13 @@ def _own_cpu_s() -> float:
 
 
 def _busy_and_total_ticks(root: Path) -> tuple[int, int] | None:
-    """Return the busy and total ticks of all cores since boot. None without /proc/stat."""
+    """Return the busy and total ticks of all cores since boot. None if the system does not report them."""
+    if root == _ROOT and not (root / "proc/stat").exists():
+        import psutil
+
+        times = psutil.cpu_times()
+        total = round(sum(times) * _TICKS_PER_S)
+        return total - round(times.idle * _TICKS_PER_S), total
     try:
         fields = (root / "proc/stat").read_text().partition("\n")[0].split()[1:9]
         ticks = [int(field) for field in fields]

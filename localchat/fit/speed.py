@@ -41,6 +41,9 @@ DECODE_SHARE: Final = 0.6
 _PROBE_REPEATS: Final = 6
 _PROBE_ATTEMPTS: Final = 3
 """Attempts to measure between the turns of other programs."""
+_CORE_BYTES_PER_S: Final = 12.5e9
+_LAPTOP_BYTES_PER_S: Final = 25e9
+"""Bandwidth of a usual laptop, and the share of it that a single core reaches."""
 _BANDWIDTH_FILE: Final = "memory_bandwidth.json"
 
 
@@ -224,8 +227,12 @@ def ram_bandwidth(threads: int) -> float:
 
     The first call on a machine measures it, in 0.2 s. Until a measurement was not disturbed by other programs,
     each process measures again, and the best one counts, because other programs only ever make it slower.
+    Meanwhile it is at least that of a usual laptop.
     """
-    return _bandwidth(threads).bytes_per_s
+    bandwidth = _bandwidth(threads)
+    if bandwidth.quiet:
+        return bandwidth.bytes_per_s
+    return max(bandwidth.bytes_per_s, min(_CORE_BYTES_PER_S * threads, _LAPTOP_BYTES_PER_S))
 
 
 def is_bandwidth_disturbed(threads: int) -> bool:

@@ -4,6 +4,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from localchat.measure.records import BenchRecord
 from localchat.measure.statistics import Difference, Percentiles, PointFigures, difference
 from localchat.measure.sweep import (
@@ -19,12 +21,17 @@ from localchat.units import counted, percent, rate, size, tokens
 
 _BAR_CELLS: Final = 40
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
-_MIN_PERCENTILE_COUNT: Final = 20
-"""Number of values below which the 90th and 99th percentile mean little."""
+_MIN_P95_COUNT: Final = 20
+_MIN_P99_COUNT: Final = 100
+"""Numbers of values from which at least one lies beyond the percentile."""
+_MIN_ARRIVALS: Final = 10
+"""Number of requests from which an open loop shows whether a server keeps up."""
+_LATE: Final = 1.1
+"""Duration of an open loop, relative to its arrivals, from which requests queue."""
 _SHORT_SHARE: Final = 0.9
+"""Share of the requested length below which short answers are reported."""
 _DRAFT_SHARE: Final = 0.1
 """Accepted drafts as a share of the tokens, above which the report names their source."""
-"""Share of the requested length below which short answers are reported."""
 _GOOD_SHARE: Final = 0.99
 """Share of the requests that must meet a target."""
 _AT_ROOF: Final = 0.7
@@ -62,12 +69,12 @@ def _served(record: BenchRecord, key: PointKey) -> ServedVariant | None:
 def times_table(series: list[Point]) -> ReportTable:
     """Tabulate throughput and times of a series, in milliseconds.
 
-    Times are p50/p90/p99, or the median with minimum and maximum below 20 requests.
+    Times are p50/p95/p99 where there are enough values for them; see `_times`.
     """
-    head = ("CLIENTS", "N", "TOK/S", "REQ/S", "TTFT ms", "PER TOKEN ms", "GAP ms")
+    head = (_load_name(series), "N", "TOK/S", "REQ/S", "TTFT ms", "PER TOKEN ms", "GAP ms")
     rows = [
         (
-            str(point.key.clients),
+            _load(point.key),
             f"{point.figures.requests:,}",
             _number(point.figures.tokens_per_s),
             f"{point.figures.requests_per_s:.2f}",
@@ -82,10 +89,10 @@ def times_table(series: list[Point]) -> ReportTable:
 
 def server_table(series: list[Point]) -> ReportTable | None:
     """Tabulate what the server and the sensors report; None if they report nothing."""
-    clients = [str(point.key.clients) for point in series]
+    loads = [_load(point.key) for point in series]
     figures = [point.figures for point in series]
     columns: list[tuple[str, list[str]]] = [
-        ("CLIENTS", clients),
+        (_load_name(series), loads),
         ("GOOD", [_share(point.good_share) for point in figures]),
         ("GOOD REQ/S", [_cell(point.good_requests_per_s, ".2f") for point in figures]),
         ("PREFIX", [_share(point.prefix_hits) for point in figures]),
@@ -106,13 +113,21 @@ def server_table(series: list[Point]) -> ReportTable | None:
 def bars(series: list[Point], width: int) -> Iterator[str]:
     """Draw the throughput by clients as bars in a terminal of this width."""
     best = max(point.figures.tokens_per_s for point in series)
-    digits = len(str(series[-1].key.clients))
+    digits = max(len(_load(point.key)) for point in series)
     labels = [rate(point.figures.tokens_per_s) for point in series]
     cells = max(min(_BAR_CELLS, width - digits - max(map(len, labels)) - 2), 1)
     for point, label in zip(series, labels, strict=True):
         eighths = round(point.figures.tokens_per_s / best * cells * 8)
         bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-        yield f"{point.key.clients:>{digits}} {bar} {label}"
+        yield f"{_load(point.key):>{digits}} {bar} {label}"
+
+
+def _load_name(series: Sequence[Point]) -> str:
+    return "REQUESTS/S" if series[0].key.rate else "CLIENTS"
+
+
+def _load(key: PointKey) -> str:
+    return f"{key.rate or key.clients:g}"
 
 
 def sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
@@ -129,6 +144,8 @@ def sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
             yield f"Still rising at {counted(last, 'client')}: {flag} {last * 4} goes on."
         else:
             yield f"Still rising at {counted(last, 'client')}, the last measured."
+    yield from _rate_sentences(series)
+    yield from _disruption_sentences(series)
     yield from limit_sentences(record, series)
     yield from _roof_sentences(record, series)
     yield from _draft_sentences(record, series)
@@ -138,6 +155,50 @@ def sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
         yield (
             f"Answers had {answer_tokens:.0f} of {output_tokens} tokens: the server ends them by itself, so "
             "compare this shape with care."
+        )
+
+
+def _rate_sentences(series: Sequence[Point]) -> Iterator[str]:
+    """Report the rates at which requests arrive faster than they are answered."""
+    points = [
+        point for point in series if point.key.rate and point.figures.requests >= _MIN_ARRIVALS
+    ]
+    if not points:
+        return
+    behind = next((point for point in points if _falls_behind(point)), None)
+    if behind is None:
+        yield f"The server keeps up with {points[-1].key.load}."
+        return
+    yield (
+        f"The server does not keep up with {behind.key.load}: it answers "
+        f"{behind.figures.requests_per_s:.2f}, and the others queue, so times grow with the length of the test."
+    )
+
+
+def _falls_behind(point: Point) -> bool:
+    """Return True if the last answers ended long after the last arrivals."""
+    figures = point.figures
+    arrivals_s = figures.requests / point.key.rate
+    answer_s = (figures.e2el_ms.low if figures.e2el_ms else 0.0) / 1e3
+    return figures.duration_s > arrivals_s * _LATE + 2 * answer_s
+
+
+def _disruption_sentences(series: Sequence[Point]) -> Iterator[str]:
+    """Report what a burst of long prompts does to running streams."""
+    for point in series:
+        disruption = point.figures.disruption
+        if disruption is None:
+            continue
+        calm = disruption.calm_gap_ms
+        disturbed = disruption.burst_gap_ms
+        prompts = (
+            f"{counted(disruption.prompts, 'prompt')} of {disruption.prompt_tokens:,.0f} tokens"
+        )
+        yield (
+            f"{point.key.load}: while {prompts} are read, the median gap between two tokens is "
+            f"{_number(disturbed.p50)} ms ({_number(calm.p50)} before), and the longest "
+            f"{_number(disturbed.high)} ms ({_number(calm.high)} before). The prompts wait "
+            f"{_number(disruption.burst_ttft_ms.p50)} ms for their first token."
         )
 
 
@@ -169,9 +230,9 @@ def _draft_sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
     requests = sum(
         point.figures.requests for point in record.points if point.key.shape == shape.name
     )
-    if shape.prompts and requests > len(shape.prompts):
+    if 0 < shape.prompt_count < requests:
         yield (
-            f"{share:.0%} of the tokens are accepted drafts: {counted(len(shape.prompts), 'prompt')} served "
+            f"{share:.0%} of the tokens are accepted drafts: {counted(shape.prompt_count, 'prompt')} served "
             f"{requests:,} requests, so drafts come from earlier answers to the same prompt. Use a file with "
             "more prompts, or --vary speculation=true,false."
         )
@@ -210,7 +271,7 @@ def limit_sentences(record: BenchRecord, series: Sequence[Point]) -> Iterator[st
 def _kv_limit(point: Point) -> str:
     """Report a KV cache that cannot hold all clients; empty if it can."""
     figures = point.figures
-    clients = point.key.clients
+    clients = _in_flight(point)
     length = figures.prompt_tokens + figures.completion_tokens + point.key.context_tokens
     if not figures.kv_total_tokens or length < 1:
         return ""
@@ -219,7 +280,7 @@ def _kv_limit(point: Point) -> str:
         return ""
     return (
         f"The limit is the KV cache: its {tokens(figures.kv_total_tokens)} have room for "
-        f"{counted(room, 'request')} of {length:,.0f} tokens, and {clients - room} of {clients} clients wait "
+        f"{counted(room, 'request')} of {length:,.0f} tokens, and {clients - room} of {clients} requests wait "
         "for it. A larger --parallel, --ctx or --kv-gb raises it."
     )
 
@@ -230,13 +291,21 @@ def _slot_limit(record: BenchRecord, point: Point) -> str:
     if served is None:
         return ""
     slots = served.variant.parallel or served.properties.get("total_slots")
-    clients = point.key.clients
+    clients = _in_flight(point)
     if not isinstance(slots, int) or clients <= slots:
         return ""
     return (
         f"The limit is the number of slots: the server computes {counted(slots, 'request')} at once, and "
-        f"{clients - slots} of {clients} clients wait. --parallel {clients} raises it."
+        f"{clients - slots} of {clients} requests wait. --parallel {clients} raises it."
     )
+
+
+def _in_flight(point: Point) -> int:
+    """Return the requests in the server: the clients, or by Little's law in an open loop."""
+    figures = point.figures
+    if not point.key.rate or figures.e2el_ms is None:
+        return point.key.clients
+    return round(figures.requests_per_s * figures.e2el_ms.mean / 1e3)
 
 
 def missed_targets(record: BenchRecord) -> list[str]:
@@ -246,7 +315,7 @@ def missed_targets(record: BenchRecord) -> list[str]:
     missed, so only its first number must.
     """
     points = record.points
-    if not record.spec.clients:
+    if not record.spec.clients and not record.spec.rates:
         first = min((point.key.clients for point in points), default=0)
         points = tuple(point for point in points if point.key.clients == first)
     missed = []
@@ -254,7 +323,7 @@ def missed_targets(record: BenchRecord) -> list[str]:
         share = point.figures.good_share
         if share is not None and share < _GOOD_SHARE:
             missed.append(
-                f"target missed: {point.key.variant}, {counted(point.key.clients, 'client')}: "
+                f"target missed: {point.key.variant}, {point.key.load}: "
                 f"{share:.0%} of the requests met it"
             )
     return missed
@@ -329,7 +398,7 @@ def _machine(record: BenchRecord) -> str:
 
 
 def _with_variant(key: PointKey, variant: str) -> PointKey:
-    return PointKey(variant, key.shape, key.context_tokens, key.clients)
+    return msgspec.structs.replace(key, variant=variant)
 
 
 def _shared_key(record: BenchRecord, key: PointKey) -> PointKey:
@@ -340,7 +409,8 @@ def _shared_key(record: BenchRecord, key: PointKey) -> PointKey:
 
 
 def _condition_cells(key: PointKey) -> tuple[str, str, str]:
-    return key.shape, f"{key.context_tokens:,}", str(key.clients)
+    load = f"{key.rate:g}/s" if key.rate else str(key.clients)
+    return key.shape, f"{key.context_tokens:,}", load
 
 
 def _difference(change: Difference) -> tuple[str, str]:
@@ -370,9 +440,13 @@ def _median(times: Percentiles | None) -> float | None:
 def _times(times: Percentiles | None) -> str:
     if times is None:
         return "-"
-    if 0 < times.count < _MIN_PERCENTILE_COUNT:
+    if 0 < times.count < _MIN_P95_COUNT:
         return f"{_number(times.p50)} [{_number(times.low)}-{_number(times.high)}]"
-    return "/".join(map(_number, (times.p50, times.p90, times.p99)))
+    # Records from before p95 and counts were stored have p90, and all values.
+    p95 = times.p95 or times.p90
+    if 0 < times.count < _MIN_P99_COUNT:
+        return f"{_number(times.p50)}/{_number(p95)}/max {_number(times.high)}"
+    return f"{_number(times.p50)}/{_number(p95)}/{_number(times.p99)}"
 
 
 def _number(value: float) -> str:

@@ -8,7 +8,7 @@ request was sent, after the connection was made.
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -115,8 +115,13 @@ class BenchClient:
     key: str = ""
     """Bearer token, which is never shown."""
 
-    async def ask(self, body: dict[str, Any]) -> RequestSample:
-        """Stream one answer. Raises NetworkError, UsageError, ContextExceeded, ModelMissing."""
+    async def ask(
+        self, body: dict[str, Any], on_text: Callable[[], None] = lambda: None
+    ) -> RequestSample:
+        """Stream one answer, and call `on_text` after each event with text.
+
+        Raises NetworkError, UsageError, ContextExceeded, ModelMissing.
+        """
         base = base_url(self.url)
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -129,7 +134,7 @@ class BenchClient:
         try:
             began_s = time.perf_counter()
             writer.write(self._request(base, msgspec.json.encode(body)))
-            return await _read_sample(reader, began_s, base)
+            return await _read_sample(reader, began_s, base, on_text)
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
             raise NetworkError(
                 f"{base} closed the connection in mid-answer", hint="see the log of the server"
@@ -162,7 +167,9 @@ class BenchClient:
         return head.encode() + content
 
 
-async def _read_sample(reader: asyncio.StreamReader, began_s: float, base: str) -> RequestSample:
+async def _read_sample(
+    reader: asyncio.StreamReader, began_s: float, base: str, on_text: Callable[[], None]
+) -> RequestSample:
     """Read a response. Raises LocalchatError, OSError, EOFError, ValueError."""
     head = await _with_timeout(reader.readuntil(b"\r\n\r\n"))
     status_line, *header_lines = head.decode("latin-1").split("\r\n")
@@ -180,6 +187,7 @@ async def _read_sample(reader: asyncio.StreamReader, began_s: float, base: str) 
             raise error_from_stream(msgspec.json.decode(data), base, partial=bool(arrivals))
         if any(choice.delta is not None and choice.delta.has_text() for choice in chunk.choices):
             arrivals.append(arrived_s)
+            on_text()
         usage = chunk.usage or usage
         timings = chunk.timings or timings
     if not arrivals:

@@ -25,7 +25,7 @@ from localchat.measure.records import GreedyText, QualitySpec, TaskOutcome, Vari
 from localchat.measure.variants import BenchVariant
 from localchat.measure.workload import GREEDY_PROMPTS, TokenScale, needle_text, prose
 
-TESTS: Final = ("text", "greedy", "json", "tools", "needles", "questions")
+TESTS: Final = ("text", "greedy", "json", "tools", "needles", "questions", "speed")
 _SAMPLE_WORDS: Final = 400
 
 
@@ -94,6 +94,7 @@ class Comparison:
             "tools": spec.tasks,
             "needles": len(spec.needle_lengths) * spec.needle_depths,
             "questions": len(self.questions),
+            "speed": 1,
         }
         return sum(counts[test] for test in spec.tests)
 
@@ -126,6 +127,9 @@ class _VariantRun:
             questions = self.comparison.questions
             outcome = partial(tasks.question_outcome, questions=questions)
             figures["questions"] = self._tasks("questions", range(len(questions)), outcome)
+        if "speed" in spec.tests:
+            self.comparison.start_step(self.variant, "speed")
+            figures["tokens_per_s"] = tasks.decode_rate(self.target.engine)
         return VariantQuality(
             variant=self.variant,
             model=info.model,

@@ -1,10 +1,16 @@
-"""Load of one benchmark point: clients that each send the next request after an answer."""
+"""Load of one benchmark point.
+
+In a closed loop, each client sends the next request after an answer. In an open loop, requests arrive at a
+rate, whether or not earlier ones were answered. A disruption lets streams decode, and then sends long prompts.
+"""
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from localchat.errors import LocalchatError
 from localchat.measure.client import BenchClient, RequestSample, is_refusal
@@ -13,6 +19,8 @@ from localchat.measure.statistics import LoadResult
 BodyOf = Callable[[int, int], dict[str, Any]]
 """Builds the body of a client's n-th request. Both numbers count from 0."""
 
+_CALM_EVENTS: Final = 24
+"""Events of each stream before the burst of a disruption."""
 _AFTER_FAILURE_S: Final = 0.5
 """Pause after a failed request, so that a failing server is not flooded."""
 
@@ -23,8 +31,26 @@ class LoadSpec:
 
     clients: int
     requests: int | None = None
-    """Requests of each client; None for as many as start within `seconds`, at least one."""
+    """Requests of each client, or of an open loop.
+
+    None for as many as start within `seconds`, at least one."""
     seconds: float = 10.0
+    rate: float = 0.0
+    """Requests per second of an open loop, which has no clients. 0 for a closed loop.
+
+    Intervals are drawn from an exponential distribution, so that arrivals are a Poisson process.
+    """
+    seed: str = ""
+    """Seed of the intervals."""
+
+
+class Disruption(NamedTuple):
+    """Recorded requests of streams and of the burst between them."""
+
+    streams: LoadResult
+    burst: list[RequestSample]
+    burst_s: float
+    """Time at which the burst was sent, on the clock of the samples."""
 
 
 @dataclass(slots=True)
@@ -58,6 +84,45 @@ def ask_each(client: BenchClient, bodies: list[dict[str, Any]]) -> list[RequestS
     return asyncio.run(run())
 
 
+def run_disruption(
+    client: BenchClient, streams: list[dict[str, Any]], burst: list[dict[str, Any]]
+) -> Disruption:
+    """Send the burst once all streams decode. Blocks. Raises LocalchatError."""
+    return asyncio.run(_disrupt(client, streams, burst))
+
+
+async def _disrupt(
+    client: BenchClient, streams: list[dict[str, Any]], burst: list[dict[str, Any]]
+) -> Disruption:
+    counts = [0] * len(streams)
+    all_decode = asyncio.Event()
+
+    def on_text(number: int) -> None:
+        counts[number] += 1
+        if min(counts) >= _CALM_EVENTS:
+            all_decode.set()
+
+    began_s = time.perf_counter()
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(client.ask(body, partial(on_text, number)))
+                for number, body in enumerate(streams)
+            ]
+            decoding = asyncio.ensure_future(all_decode.wait())
+            # Short answers may end before the slowest stream has started.
+            first: list[asyncio.Future[Any]] = [decoding, *running]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            decoding.cancel()
+            burst_s = time.perf_counter()
+            prompts = [group.create_task(client.ask(body)) for body in burst]
+    except* LocalchatError as problems:
+        raise problems.exceptions[0] from None
+    samples = [task.result() for task in running]
+    result = LoadResult(samples, 0, time.perf_counter() - began_s)
+    return Disruption(result, [task.result() for task in prompts], burst_s)
+
+
 async def _run(
     client: BenchClient,
     spec: LoadSpec,
@@ -72,22 +137,37 @@ async def _run(
             return sent < spec.requests
         return sent == 0 or time.perf_counter() - progress.began_s < spec.seconds
 
+    async def ask(number: int, sent: int) -> None:
+        try:
+            progress.samples.append(await client.ask(body_of(number, sent)))
+        except LocalchatError as problem:
+            if is_refusal(problem):
+                raise
+            failures.append(problem)
+            progress.failed += 1
+            await asyncio.sleep(_AFTER_FAILURE_S)
+        on_answer(progress)
+
     async def run_client(number: int) -> None:
         sent = 0
         while continues(sent):
-            try:
-                progress.samples.append(await client.ask(body_of(number, sent)))
-            except LocalchatError as problem:
-                if is_refusal(problem):
-                    raise
-                failures.append(problem)
-                progress.failed += 1
-                await asyncio.sleep(_AFTER_FAILURE_S)
+            await ask(number, sent)
             sent += 1
-            on_answer(progress)
+
+    async def run_arrivals(group: asyncio.TaskGroup) -> None:
+        draw = random.Random(spec.seed)
+        due_s = progress.began_s
+        sent = 0
+        while continues(sent):
+            due_s += draw.expovariate(spec.rate)
+            await asyncio.sleep(max(due_s - time.perf_counter(), 0.0))
+            group.create_task(ask(sent, 0))
+            sent += 1
 
     try:
         async with asyncio.TaskGroup() as group:
+            if spec.rate:
+                group.create_task(run_arrivals(group))
             for number in range(spec.clients):
                 group.create_task(run_client(number))
     except* LocalchatError as problems:

@@ -193,6 +193,7 @@ class Divergence:
     def __init__(self) -> None:
         self._kl: list[float] = []
         self._same_top: list[bool] = []
+        self._delta_p: list[float] = []
         self._complete = True
 
     def add(self, base: ScoredWindow, other: ScoredWindow) -> None:
@@ -204,6 +205,8 @@ class Divergence:
             positions = _divergence_of_tops(base.tops, other.tops)
         self._kl += positions.kl
         self._same_top += positions.same_top
+        logprobs = zip(base.logprobs, other.logprobs, strict=True)
+        self._delta_p += [math.exp(second) - math.exp(first) for first, second in logprobs]
 
     def figures(self) -> DivergenceFigures:
         """Return the figures of all windows so far."""
@@ -214,6 +217,7 @@ class Divergence:
             float(kl.max()),
             sum(self._same_top) / len(self._same_top),
             self._complete,
+            math.sqrt(math.fsum(delta * delta for delta in self._delta_p) / len(self._delta_p)),
         )
 
 

@@ -1,8 +1,8 @@
-"""SVG charts: throughput and times of a benchmark; divergence and needles of a quality comparison."""
+"""SVG charts: a benchmark's throughput and times; the loss of a quality comparison by size and speed."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
-from math import log2, log10
+from math import ceil, floor, log2, log10
 from typing import Final, NamedTuple
 
 from localchat.measure.bench_report import heading
@@ -45,7 +45,7 @@ def _color(index: int) -> str:
 
 
 class _ChartPanel(NamedTuple):
-    """A chart of one figure by clients."""
+    """A chart of one figure by load."""
 
     title: str
     value: Callable[[Point], float | None]
@@ -78,8 +78,8 @@ _MAX_TICKS: Final = 5
 class _Curve(NamedTuple):
     """Line of a panel."""
 
-    points: list[tuple[int, float]]
-    """(clients, value)."""
+    points: list[tuple[float, float]]
+    """(load, value)."""
     color: str
     dashed: bool
 
@@ -110,17 +110,18 @@ def _draw_panel(panel: _ChartPanel, all_series: Sequence[list[Point]]) -> str:
     curves = list(_curves(panel, all_series))
     if not curves:
         return parts[0]
-    clients = sorted({count for curve in curves for count, _ in curve.points})
+    loads = sorted({load for curve in curves for load, _ in curve.points})
     ticks = _ticks(max(value for curve in curves for _, value in curve.points))
-    scale = _Scale(clients[0], clients[-1], ticks[-1])
+    scale = _Scale(loads[0], loads[-1], ticks[-1])
     for tick in ticks:
         y = f"{scale.y(tick):.1f}"
         parts.append(f'<line x1="{_PLOT_LEFT}" x2="{_PLOT_RIGHT}" y1="{y}" y2="{y}" class="g"/>')
         parts.append(_text(_PLOT_LEFT - 8, round(scale.y(tick) + 4, 1), f"{tick:,.4g}", _RIGHT))
-    for count in clients:
-        parts.append(_text(round(scale.x(count), 1), _PLOT_BOTTOM + 18, str(count), _CENTER))
+    for load in loads:
+        parts.append(_text(round(scale.x(load), 1), _PLOT_BOTTOM + 18, f"{load:g}", _CENTER))
+    axis = "requests per second" if all_series[0][0].key.rate else "clients"
     middle = (_PLOT_LEFT + _PLOT_RIGHT) / 2
-    parts.append(_text(middle, _PANEL_HEIGHT - 8, "clients", _CENTER))
+    parts.append(_text(middle, _PANEL_HEIGHT - 8, axis, _CENTER))
     parts += [_draw_curve(curve, scale) for curve in curves]
     return "".join(parts)
 
@@ -128,23 +129,23 @@ def _draw_panel(panel: _ChartPanel, all_series: Sequence[list[Point]]) -> str:
 def _curves(panel: _ChartPanel, all_series: Sequence[list[Point]]) -> Iterator[_Curve]:
     for index, series in enumerate(all_series):
         for figure, dashed in ((panel.value, False), (panel.tail, True)):
-            values = [(point.key.clients, figure(point)) for point in series]
-            points = [(clients, value) for clients, value in values if value is not None]
+            values = [(point.key.rate or point.key.clients, figure(point)) for point in series]
+            points = [(load, value) for load, value in values if value is not None]
             if points:
                 yield _Curve(points, _color(index), dashed)
 
 
 class _Scale(NamedTuple):
-    """Maps clients (logarithmic) and values (from 0) to a panel."""
+    """Maps loads (logarithmic) and values (from 0) to a panel."""
 
-    min_clients: int
-    max_clients: int
+    min_load: float
+    max_load: float
     max_value: float
 
-    def x(self, clients: int) -> float:
-        low = log2(self.min_clients)
-        high = log2(self.max_clients)
-        share = (log2(clients) - low) / (high - low) if high > low else 0.5
+    def x(self, load: float) -> float:
+        low = log2(self.min_load)
+        high = log2(self.max_load)
+        share = (log2(load) - low) / (high - low) if high > low else 0.5
         return _PLOT_LEFT + (_PLOT_RIGHT - _PLOT_LEFT) * share
 
     def y(self, value: float) -> float:
@@ -152,7 +153,7 @@ class _Scale(NamedTuple):
 
 
 def _draw_curve(curve: _Curve, scale: _Scale) -> str:
-    positions = [(scale.x(clients), scale.y(value)) for clients, value in curve.points]
+    positions = [(scale.x(load), scale.y(value)) for load, value in curve.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
     line = f'<polyline points="{path}" fill="none" stroke="{curve.color}" stroke-width="2"'
     if curve.dashed:
@@ -163,65 +164,115 @@ def _draw_curve(curve: _Curve, scale: _Scale) -> str:
 
 def _ticks(max_value: float) -> list[float]:
     """Return round numbers from 0 to the first above the largest value."""
-    power = 10.0 ** (len(str(int(max_value))) - 1 if max_value >= 1 else -3)
+    power = 10.0 ** floor(log10(max_value)) if max_value > 0 else 1e-3
     steps = (factor * power for factor in (0.1, 0.2, 0.25, 0.5, 1, 2, 5))
     step = next(step for step in steps if max_value / step <= _MAX_TICKS)
     return [step * index for index in range(int(max_value / step) + 2)]
 
 
-_QUALITY_WIDTH: Final = 760
-_BAR_LEFT: Final = 220
-_BAR_ROW: Final = 26
-_BAR_MAX_WIDTH: Final = _QUALITY_WIDTH - _BAR_LEFT - 90
-_BARS_TOP: Final = 64
+_LABEL_LEFT: Final = 220
 _CELL: Final = 22
-_MIN_KL: Final = 1e-5
-_MAX_KL: Final = 10.0
+_MIN_KL: Final = 1e-4
+"""Lower end of the charts. The first variant, whose divergence is 0, is drawn there too."""
 _PASSED: Final = "#059669"
 _FAILED: Final = "#dc2626"
+_GB: Final = 1e9
 
 
 def quality_svg(record: QualityRecord) -> str:
-    """Draw KL divergences as bars, and the needles of each variant as a grid."""
-    names = ", ".join(measured.variant.name for measured in record.measured)
-    title = f"{names} · {record.spec.text} · localchat {record.localchat} · {record.at[:10]}"
-    parts = [_text(16, 22, title, _BOLD)]
-    y = _BARS_TOP
-    diverging = [measured for measured in record.measured if measured.divergence is not None]
-    if diverging:
-        base = record.measured[0].variant.name
-        subtitle = f"Mean KL divergence from {base}, nats per token, logarithmic"
-        parts.append(_text(16, y - 14, subtitle, _BOLD))
-    for index, measured in enumerate(diverging):
-        parts.append(_draw_bar(measured, _color(index), y))
-        y += _BAR_ROW
-    y += _BAR_ROW + 8
+    """Draw the losses by size and by speed, and the needles as grids."""
+    title = f"Loss over the {record.spec.text}, lower is better"
+    parts = [_text(16, 22, f"{title} · localchat {record.localchat} · {record.at[:10]}", _BOLD)]
+    y = _TITLE_HEIGHT
+    width = _PANEL_WIDTH * 2
+    if any(measured.divergence is not None for measured in record.measured):
+        sizes = [measured.file_bytes / _GB or None for measured in record.measured]
+        speeds = [measured.tokens_per_s for measured in record.measured]
+        panels = [("size, GB", sizes), ("tokens per second", speeds)]
+        for index, (axis, values) in enumerate(panels):
+            offset = f'transform="translate({index * _PANEL_WIDTH} {y})"'
+            parts.append(f"<g {offset}>{_draw_losses(record.measured, axis, values)}</g>")
+        y += _PANEL_HEIGHT + 14
+        for index, measured in enumerate(record.measured):
+            row = y + _LEGEND_ROW * index
+            dot = f'<circle cx="{_PLOT_LEFT}" cy="{row - 4}" r="5" fill="{_color(index)}"/>'
+            parts += [dot, _text(_PLOT_LEFT + 14, row, _legend(measured))]
+        y += _LEGEND_ROW * len(record.measured)
+    y += 24
     for measured in record.measured:
         if measured.needles:
             parts.append(_draw_needles(measured, y))
             y += 42 + sum(1 for _ in needles_by_length(measured)) * _CELL
-    return _svg(_QUALITY_WIDTH, y, parts)
+    return _svg(width, y, parts)
 
 
-def _draw_bar(measured: VariantQuality, color: str, y: int) -> str:
-    assert measured.divergence is not None
-    kl = measured.divergence.kl_mean
-    share = log10(min(max(kl, _MIN_KL), _MAX_KL) / _MIN_KL) / log10(_MAX_KL / _MIN_KL)
-    width = max(round(_BAR_MAX_WIDTH * share, 1), 2)
-    return (
-        _text(_BAR_LEFT - 10, y + 13, measured.variant.name, _RIGHT)
-        + f'<rect x="{_BAR_LEFT}" y="{y}" width="{width}" height="18" fill="{color}"/>'
-        + _text(_BAR_LEFT + width + 8, y + 13, f"{kl:.2g}")
-    )
+def _legend(measured: VariantQuality) -> str:
+    """Return the name of a variant with its figures."""
+    words = [measured.variant.name]
+    if measured.divergence is None:
+        words.append("the first, to which the others are compared")
+    else:
+        words.append(f"mean KLD {measured.divergence.kl_mean:.2g}")
+        words.append(f"same top p {measured.divergence.same_top_share:.1%}")
+    if measured.tokens_per_s is not None:
+        words.append(f"{measured.tokens_per_s:.3g} tok/s")
+    return " · ".join(words)
+
+
+def _draw_losses(
+    variants: Sequence[VariantQuality], axis: str, values: Sequence[float | None]
+) -> str:
+    """Draw the mean divergence, logarithmic, against a value of each variant. Dots have the legend's colors."""
+    measured = [value for value in values if value is not None]
+    parts = [_text(_PLOT_LEFT, 24, f"Mean KLD by {axis}", _BOLD)]
+    if not measured:
+        return "".join((*parts, _text(_PLOT_LEFT, 60, "not measured: --speed")))
+    ticks = _ticks(max(measured))
+    losses = [variant.divergence.kl_mean for variant in variants if variant.divergence]
+    low = floor(log10(max(min(losses), _MIN_KL)))
+    high = max(ceil(log10(max(*losses, _MIN_KL))), low + 1)
+
+    def x(value: float) -> float:
+        return _PLOT_LEFT + (_PLOT_RIGHT - _PLOT_LEFT) * value / ticks[-1]
+
+    def y(loss: float) -> float:
+        share = (log10(max(loss, 10.0**low)) - low) / (high - low)
+        return _PLOT_BOTTOM - (_PLOT_BOTTOM - _PLOT_TOP) * share
+
+    for power in range(low, high + 1):
+        height = f"{y(10.0**power):.1f}"
+        parts.append(
+            f'<line x1="{_PLOT_LEFT}" x2="{_PLOT_RIGHT}" y1="{height}" y2="{height}" class="g"/>'
+        )
+        parts.append(_text(_PLOT_LEFT - 8, y(10.0**power) + 4, f"{10.0**power:g}", _RIGHT))
+    for tick in ticks:
+        parts.append(_text(round(x(tick), 1), _PLOT_BOTTOM + 18, f"{tick:,.4g}", _CENTER))
+    middle = (_PLOT_LEFT + _PLOT_RIGHT) / 2
+    parts.append(_text(middle, _PANEL_HEIGHT - 8, axis, _CENTER))
+    for index, (variant, value) in enumerate(zip(variants, values, strict=True)):
+        if value is None:
+            continue
+        loss = variant.divergence.kl_mean if variant.divergence is not None else 0.0
+        label = variant.quantization or variant.variant.name
+        if len({other.quantization for other in variants}) == 1:
+            label = variant.variant.name
+        parts.append(
+            f'<circle cx="{x(value):.1f}" cy="{y(loss):.1f}" r="5" fill="{_color(index)}"/>'
+        )
+        # A label at the right edge goes to the left of its dot.
+        side = _RIGHT if x(value) > middle else ""
+        shift = -9 if side else 9
+        parts.append(_text(round(x(value) + shift, 1), round(y(loss) - 7, 1), label, side))
+    return "".join(parts)
 
 
 def _draw_needles(measured: VariantQuality, y: int) -> str:
     parts = [_text(16, y, needle_heading(measured), _BOLD)]
     for row, (length, tasks) in enumerate(needles_by_length(measured)):
         top = y + 12 + row * _CELL
-        parts.append(_text(_BAR_LEFT - 10, top + 15, f"{length:,} tokens", _RIGHT))
+        parts.append(_text(_LABEL_LEFT - 10, top + 15, f"{length:,} tokens", _RIGHT))
         for column, task in enumerate(tasks):
-            x = _BAR_LEFT + column * _CELL
+            x = _LABEL_LEFT + column * _CELL
             color = _PASSED if task.passed else _FAILED
             size = _CELL - 3
             parts.append(f'<rect x="{x}" y="{top}" width="{size}" height="{size}" fill="{color}"/>')

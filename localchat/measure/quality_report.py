@@ -1,12 +1,27 @@
-"""Quality results as text and tables."""
+"""Quality results as text and tables.
+
+Figures of a text have the names that llama-perplexity gives them.
+"""
 
 from collections.abc import Iterator, Sequence
 
+from localchat.fit.contention import BUSY_SHARE
 from localchat.measure.records import QualityRecord, TaskOutcome, VariantQuality
 from localchat.units import size
 
 HEAD = (
-    *("MODEL", "SIZE", "KV", "PERPLEXITY", "BITS/BYTE", "KL", "KL P99", "TOP-1"),
+    *(
+        "MODEL",
+        "SIZE",
+        "KV",
+        "TOK/S",
+        "PPL",
+        "BITS/BYTE",
+        "MEAN KLD",
+        "99% KLD",
+        "RMS ΔP",
+        "SAME TOP P",
+    ),
     *("SAME TEXT", "JSON", "TOOLS", "NEEDLES", "RIGHT"),
 )
 
@@ -18,7 +33,9 @@ def rows(record: QualityRecord) -> Iterator[tuple[str, ...]]:
 
 
 def _row(measured: VariantQuality) -> tuple[str, ...]:
-    perplexity = bits_per_byte = kl_mean = kl_p99 = top_1 = same_texts = "-"
+    perplexity = bits_per_byte = kl_mean = kl_p99 = delta_p = top_1 = same_texts = speed = "-"
+    if measured.tokens_per_s is not None:
+        speed = f"{measured.tokens_per_s:.3g}"
     if measured.perplexity is not None:
         figures = measured.perplexity
         perplexity = f"{figures.perplexity:.4g} ±{figures.margin:.2g}"
@@ -29,6 +46,8 @@ def _row(measured: VariantQuality) -> tuple[str, ...]:
         kl_mean = f"{bound}{divergence.kl_mean:.2g}"
         kl_p99 = f"{bound}{divergence.kl_p99:.2g}"
         top_1 = f"{divergence.same_top_share:.1%}"
+        if divergence.delta_p_rms is not None:
+            delta_p = f"{divergence.delta_p_rms:.1%}"
     texts = measured.greedy
     # The texts of the first variant differ from no others.
     if texts and (measured.divergence or any(text.same is not None for text in texts)):
@@ -37,7 +56,7 @@ def _row(measured: VariantQuality) -> tuple[str, ...]:
         measured.variant.name,
         size(measured.file_bytes) if measured.file_bytes else "-",
         measured.kv_type or "-",
-        *(perplexity, bits_per_byte, kl_mean, kl_p99, top_1, same_texts),
+        *(speed, perplexity, bits_per_byte, kl_mean, kl_p99, delta_p, top_1, same_texts),
         _passed(measured.json),
         _passed(measured.tools),
         _passed(measured.needles),
@@ -64,6 +83,9 @@ def sentences(record: QualityRecord) -> Iterator[str]:
             )
         for test in measured.left_out:
             yield f"{name}: skipped: {test}"
+    has_speed = any(measured.tokens_per_s is not None for measured in record.measured)
+    if has_speed and record.others_share >= BUSY_SHARE:
+        yield f"Other programs used {record.others_share:.0%} of the CPU, so the models are faster than shown."
     yield from record.verdicts
 
 

@@ -97,6 +97,8 @@ class DivergenceFigures(msgspec.Struct, frozen=True):
     """Share of positions where both models rank the same token first."""
     complete: bool
     """False for a lower bound, which covers only the top tokens."""
+    delta_p_rms: float | None = None
+    """Root mean square of the change in the probability of the text's own tokens. None in old records."""
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,6 +141,8 @@ class VariantQuality(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tools: tuple[TaskOutcome, ...] = ()
     needles: tuple[TaskOutcome, ...] = ()
     questions: tuple[TaskOutcome, ...] = ()
+    tokens_per_s: float | None = None
+    """Decode rate of a single answer, the best of a few. None if it was not measured."""
     left_out: tuple[str, ...] = ()
     """Skipped tests, with the reason."""
 
@@ -170,3 +174,5 @@ class QualityRecord(StoredRecord, frozen=True, kw_only=True):
     verdicts: tuple[str, ...] = ()
     complete: bool = True
     """False if the comparison was interrupted."""
+    others_share: float = 0.0
+    """Share of the CPU that other programs used meanwhile; 0 if unknown."""

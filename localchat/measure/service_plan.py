@@ -63,14 +63,6 @@ class AnswerCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     hosted_money: float | None = None
     """Costs of a hosted API at the given prices."""
 
-    @property
-    def own_money(self) -> float | None:
-        """Costs of energy and machines together; None without prices."""
-        parts = [cost for cost in (self.energy_money, self.machine_money) if cost is not None]
-        if not parts:
-            return None
-        return sum(parts)
-
 
 class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan for one model."""
@@ -126,7 +118,12 @@ def measured_source(record: BenchRecord, model: str | None = None) -> CostSource
     for series in point_series(record.points):
         key = series[0].key
         served = served_by_name[key.variant]
-        if key.context_tokens or (model is not None and served.variant.model != model):
+        is_closed_loop = key.clients and series[0].figures.disruption is None
+        if (
+            not is_closed_loop
+            or key.context_tokens
+            or (model is not None and served.variant.model != model)
+        ):
             continue
         # More clients than slots only wait, so the last number of clients does not show the slots.
         best = max(series, key=lambda point: point.figures.tokens_per_s)

@@ -9,6 +9,7 @@ interpolate linearly.
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -30,6 +31,8 @@ class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
     mean: float
     count: int = 0
     """Number of values; 0 in records from before it was stored."""
+    p95: float = 0.0
+    """0 in old records."""
     low: float = 0.0
     """Smallest value."""
     high: float = 0.0
@@ -57,6 +60,18 @@ class LatencyTarget(msgspec.Struct, frozen=True, omit_defaults=True):
         if sample.tpot_s is not None:
             tpot_ms = sample.tpot_s * 1e3
         return self.is_met(sample.ttft_s * 1e3, tpot_ms)
+
+
+class DisruptionFigures(msgspec.Struct, frozen=True):
+    """Gaps between tokens of streams before and during a burst of long prompts."""
+
+    prompts: int
+    prompt_tokens: float
+    """Mean prompt length of the burst."""
+    calm_gap_ms: Percentiles
+    burst_gap_ms: Percentiles
+    burst_ttft_ms: Percentiles
+    """Time to first token of the burst's prompts."""
 
 
 class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -101,6 +116,8 @@ class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """Energy of processor and GPUs during the point, including other programs."""
     roof_share: float | None = None
     """Share of the memory bandwidth that the steps used."""
+    disruption: DisruptionFigures | None = None
+    """Gaps of the streams before and during a burst of long prompts; None without a burst."""
 
 
 class LoadResult(NamedTuple):
@@ -160,6 +177,33 @@ def figures(result: LoadResult, target: LatencyTarget) -> PointFigures:
     )
 
 
+def disruption_figures(
+    streams: Sequence[RequestSample], burst: Sequence[RequestSample], burst_s: float
+) -> DisruptionFigures | None:
+    """Compare the gaps before a burst with those until its last prompt was read.
+
+    burst_s: time at which the burst was sent. None if no stream decoded before it, or during it.
+    """
+    read_s = max(sample.arrivals_s[0] for sample in burst)
+    calm = []
+    disturbed = []
+    for sample in streams:
+        for earlier_s, later_s in pairwise(sample.arrivals_s):
+            if later_s <= burst_s:
+                calm.append(later_s - earlier_s)
+            elif earlier_s <= read_s:
+                disturbed.append(later_s - earlier_s)
+    if not calm or not disturbed:
+        return None
+    return DisruptionFigures(
+        prompts=len(burst),
+        prompt_tokens=statistics.fmean(sample.prompt_tokens for sample in burst),
+        calm_gap_ms=percentiles(calm),
+        burst_gap_ms=percentiles(disturbed),
+        burst_ttft_ms=percentiles([sample.ttft_s for sample in burst]),
+    )
+
+
 def _ratio(part: int, total: int) -> float | None:
     if not total:
         return None
@@ -171,7 +215,7 @@ def percentiles(seconds: Sequence[float]) -> Percentiles:
     mean = statistics.fmean(seconds)
     if len(seconds) == 1:
         ms = mean * 1e3
-        return Percentiles(p50=ms, p90=ms, p99=ms, mean=ms, count=1, low=ms, high=ms)
+        return Percentiles(p50=ms, p90=ms, p99=ms, mean=ms, count=1, p95=ms, low=ms, high=ms)
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     return Percentiles(
         p50=cuts[49] * 1e3,
@@ -179,6 +223,7 @@ def percentiles(seconds: Sequence[float]) -> Percentiles:
         p99=cuts[98] * 1e3,
         mean=mean * 1e3,
         count=len(seconds),
+        p95=cuts[94] * 1e3,
         low=min(seconds) * 1e3,
         high=max(seconds) * 1e3,
     )

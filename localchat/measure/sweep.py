@@ -7,7 +7,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -17,12 +18,30 @@ from localchat.errors import LocalchatError
 from localchat.measure.client import is_refusal
 from localchat.measure.endpoint import BenchEndpoint, prepared
 from localchat.measure.energy import EnergyMeter
-from localchat.measure.load import LoadProgress, LoadSpec, ask_each, run_load
+from localchat.measure.load import (
+    LoadProgress,
+    LoadSpec,
+    ask_each,
+    run_disruption,
+    run_load,
+)
 from localchat.measure.memory_roof import MemoryRoof
 from localchat.measure.server_metrics import WatchedCounters, watched_counters
-from localchat.measure.statistics import LatencyTarget, PointFigures, figures
+from localchat.measure.statistics import (
+    LatencyTarget,
+    PointFigures,
+    disruption_figures,
+    figures,
+)
 from localchat.measure.variants import BenchVariant
-from localchat.measure.workload import Shape, earlier_turn, messages
+from localchat.measure.workload import (
+    BURST,
+    DISRUPTION_CLIENTS,
+    Shape,
+    earlier_turn,
+    messages,
+)
+from localchat.units import counted
 
 _RISE: Final = 1.05
 """Factor over all lower levels from which a level counts as faster."""
@@ -48,13 +67,23 @@ class ServedVariant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     roof: MemoryRoof | None = None
 
 
-class PointKey(msgspec.Struct, frozen=True):
+class PointKey(msgspec.Struct, frozen=True, omit_defaults=True):
     """Conditions of a point, which identify it within a sweep."""
 
     variant: str
     shape: str
     context_tokens: int
     clients: int
+    """0 for an open loop."""
+    rate: float = 0.0
+    """Requests per second of an open loop; 0 for clients."""
+
+    @property
+    def load(self) -> str:
+        """`4 clients`, or `2.5 requests/s`."""
+        if self.rate:
+            return f"{self.rate:g} requests/s"
+        return counted(self.clients, "client")
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -127,15 +156,25 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 10.0
     target: LatencyTarget = LatencyTarget()
     temperature: float = 0.0
+    rates: tuple[float, ...] = ()
+    """Requests per second of an open loop; empty for clients."""
 
-    def levels(self) -> list[int]:
+    def levels(self, shape: Shape) -> list[int]:
         """Return the numbers of clients, rising."""
         if self.clients:
             return sorted(set(self.clients))
+        if shape.kind == "disruption":
+            return [DISRUPTION_CLIENTS]
         levels = [1]
         while levels[-1] * 2 <= self.max_clients:
             levels.append(levels[-1] * 2)
         return levels
+
+
+def without_prompts(spec: SweepSpec) -> SweepSpec:
+    """Return the spec as it is stored, without the user's own texts."""
+    shapes = tuple(replace(shape, prompts=()) for shape in spec.shapes)
+    return msgspec.structs.replace(spec, shapes=shapes)
 
 
 class _SeriesKey(NamedTuple):
@@ -204,8 +243,12 @@ class Sweep:
         measured: list[int] = []
         best = 0.0
         levels_without_rise = 0
-        for clients in self.spec.levels() if earlier is None else earlier:
-            key = PointKey(*series.key, clients)
+        if self.spec.rates:
+            keys = [PointKey(*series.key, 0, rate) for rate in sorted(set(self.spec.rates))]
+        else:
+            levels = self.spec.levels(series.shape) if earlier is None else earlier
+            keys = [PointKey(*series.key, clients) for clients in levels]
+        for key in keys:
             self.show(PointStarted(key, self._done, self._total()))
             try:
                 point = self._measure(series, key)
@@ -217,14 +260,14 @@ class Sweep:
             finally:
                 self._done += 1
             self.points.append(point)
-            measured.append(clients)
+            measured.append(key.clients)
             self.show(PointMeasured(point))
             rate = point.figures.tokens_per_s
             levels_without_rise += 1
             if rate >= best * _RISE:
                 levels_without_rise = 0
             best = max(best, rate)
-            is_open_ended = earlier is None and not self.spec.clients
+            is_open_ended = earlier is None and not (self.spec.clients or self.spec.rates)
             if is_open_ended and levels_without_rise == _LEVELS_WITHOUT_RISE:
                 break
         if earlier is None:
@@ -233,15 +276,18 @@ class Sweep:
     def _measure(self, series: _Series, key: PointKey) -> Point:
         endpoint = series.endpoint
         shape = series.shape
-        seed = f"{self.run_id} {key.variant} {shape.name} {key.context_tokens} {key.clients} {series.round}"
-        contexts = [
-            earlier_turn(key.context_tokens, endpoint.scale, f"{seed} {client}")
-            for client in range(key.clients)
-        ]
+        level = key.rate or key.clients
+        seed = (
+            f"{self.run_id} {key.variant} {shape.name} {key.context_tokens} {level} {series.round}"
+        )
+
+        @cache
+        def context(client: int) -> list[dict[str, str]]:
+            return earlier_turn(key.context_tokens, endpoint.scale, f"{seed} {client}")
 
         def body(client: int, number: int) -> dict[str, Any]:
             own = messages(shape, endpoint.scale, f"{seed} {client} {number}", self.run_id)
-            return endpoint.body([*contexts[client], *own], shape.output_tokens)
+            return endpoint.body([*context(client), *own], shape.output_tokens)
 
         def on_answer(progress: LoadProgress) -> None:
             tokens = sum(sample.completion_tokens for sample in progress.samples)
@@ -249,28 +295,49 @@ class Sweep:
             self.show(PointAdvanced(key, len(progress.samples), rate, progress.failed))
 
         # Many servers are slow at the first request of a length. With a context, each client has its own.
-        warm_ups = key.clients if key.context_tokens else 1
+        warm_ups = max(key.clients, 1) if key.context_tokens else 1
         ask_each(endpoint.client, [_shortened(body(client, -1)) for client in range(warm_ups)])
-        load = LoadSpec(key.clients, self.spec.requests, self.spec.seconds)
+        load = LoadSpec(key.clients, self.spec.requests, self.spec.seconds, key.rate, seed)
+        disrupted = None
         with watched_counters(endpoint.url, endpoint.key) as counters:
             self.meter.restart()
-            result = run_load(endpoint.client, load, body, on_answer)
+            if shape.kind == "disruption":
+                burst = [
+                    messages(BURST, endpoint.scale, f"{seed} burst {number}", self.run_id)
+                    for number in range(key.clients)
+                ]
+                disruption = run_disruption(
+                    endpoint.client,
+                    [body(client, 0) for client in range(key.clients)],
+                    [endpoint.body(prompt, BURST.output_tokens) for prompt in burst],
+                )
+                result = disruption.streams
+                disrupted = disruption_figures(result.samples, disruption.burst, disruption.burst_s)
+            else:
+                result = run_load(endpoint.client, load, body, on_answer)
             joules = self.meter.joules()
         if not Remote("", endpoint.url).here:
             # The meter counts this machine.
             joules = None
         point = _with_counters(figures(result, self.spec.target), counters)
         roof_share = None
-        if series.roof is not None:
+        if series.roof is not None and key.clients:
             roof_share = series.roof.share(point, key.clients, key.context_tokens)
-        point = msgspec.structs.replace(point, joules=joules, roof_share=roof_share)
+        point = msgspec.structs.replace(
+            point, joules=joules, roof_share=roof_share, disruption=disrupted
+        )
         return Point(key, series.round, point)
 
     def _total(self) -> int:
         """Return the points of the whole sweep, as far as they are predictable."""
         spec = self.spec
         level_counts = [
-            len(self._levels.get(_SeriesKey(variant.name, shape.name, context), spec.levels()))
+            len(
+                spec.rates
+                or self._levels.get(
+                    _SeriesKey(variant.name, shape.name, context), spec.levels(shape)
+                )
+            )
             for variant in spec.variants
             for shape in spec.shapes
             for context in spec.contexts
@@ -315,17 +382,17 @@ def _short_properties(properties: Mapping[str, object]) -> dict[str, Any]:
 
 
 def point_series(points: Iterable[Point]) -> Iterator[list[Point]]:
-    """Yield the points of each variant, shape and context by rising clients.
+    """Yield the points of each variant, shape and context by rising load.
 
     Several rounds are represented by the one with the median throughput.
     """
-    groups: dict[_SeriesKey, dict[int, list[Point]]] = {}
+    groups: dict[_SeriesKey, dict[tuple[float, int], list[Point]]] = {}
     for point in points:
         key = point.key
         group = groups.setdefault(_SeriesKey(key.variant, key.shape, key.context_tokens), {})
-        group.setdefault(key.clients, []).append(point)
+        group.setdefault((key.rate, key.clients), []).append(point)
     for group in groups.values():
-        yield [_median(group[clients]) for clients in sorted(group)]
+        yield [_median(group[level]) for level in sorted(group)]
 
 
 def _median(points: list[Point]) -> Point:
@@ -350,8 +417,8 @@ class Saturation(NamedTuple):
 
 
 def saturation(series: list[Point]) -> Saturation | None:
-    """Find the saturation of a series; None for a single number of clients."""
-    if len(series) < 2:
+    """Find the saturation of a series. None for a single number of clients or an open loop."""
+    if len(series) < 2 or series[0].key.rate:
         return None
     throughputs = [point.figures.tokens_per_s for point in series]
     best = max(throughputs)

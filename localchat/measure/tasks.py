@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from localchat.engine.events import Text, ToolCall
+from localchat.engine.events import Done, Text, ToolCall
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.errors import UsageError, reason
@@ -21,6 +21,9 @@ _GREEDY_TOKENS: Final = 96
 _JSON_TOKENS: Final = 256
 _NEEDLE_TOKENS: Final = 32
 _QUESTION_TOKENS: Final = 256
+_SPEED_PROMPT: Final = "Describe a walk through a town by the sea, from morning to evening."
+_SPEED_TOKENS: Final = 64
+_SPEED_ANSWERS: Final = 3
 _STORED_CHARACTERS: Final = 200
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _FIELD_NAMES: Final = ("title", "city", "owner", "count", "score", "active", "tags", "level", "day")
@@ -74,6 +77,23 @@ def ask(
     text = "".join(texts)
     named_calls = tuple((name, arguments) for name, arguments in calls.values())
     return GreedyAnswer(text, tuple(pieces) or tuple(re.findall(r"\S+\s*|\s+", text)), named_calls)
+
+
+def decode_rate(engine: Engine) -> float | None:
+    """Measure the tokens per second of a single answer, the best of a few. None if none is reported."""
+    request = GenerateRequest(
+        Messages((Message("user", _SPEED_PROMPT),), thinking="off"),
+        _GREEDY,
+        max_tokens=_SPEED_TOKENS,
+        speculation=False,
+    )
+    rates = []
+    for _ in range(_SPEED_ANSWERS):
+        for event in engine.generate(request):
+            if isinstance(event, Done) and event.timings.decode_tokens_per_s is not None:
+                rates.append(event.timings.decode_tokens_per_s)
+    # Other programs only ever make an answer slower.
+    return max(rates, default=None)
 
 
 def greedy_text(engine: Engine, prompt: str, base: GreedyText | None) -> GreedyText:

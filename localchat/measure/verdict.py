@@ -23,6 +23,8 @@ _TOKEN_BYTES: Final = 4
 _CHANCE: Final = 0.05
 _FEW_TASKS: Final = 6
 """Number of tasks below which even the loss of all of them may be chance."""
+_WEAKER: Final = GRADES.index("weaker")
+_DAMAGED: Final = GRADES.index("damaged")
 _MEANING: Final = {
     "safe": "safe",
     "close": "close: most answers stay the same",
@@ -46,12 +48,13 @@ def verdict(base: VariantQuality, other: VariantQuality) -> str:
     findings = _findings(base, other)
     if not findings:
         return f"{other.variant.name}: nothing could be compared"
-    meaning = _MEANING[_worst_grade(findings)]
+    worst = _worst_grade(findings)
+    meaning = _MEANING[worst]
     share = same_text_share(base, other)
-    if meaning == _MEANING["close"] and share is not None and share < 0.5:
-        meaning = "close in probabilities, but most greedy answers have other words"
+    if worst in ("safe", "close") and share is not None and share < 0.5:
+        meaning = f"{worst} in probabilities, but most greedy answers have other words"
     if any(finding.few for finding in findings):
-        meaning += f"; too few tasks to tell (ask {_FEW_TASKS} or more)"
+        meaning += f"; too few tasks to exclude chance (ask more than {_FEW_TASKS})"
     return f"{other.variant.name}: {'; '.join(finding.text for finding in findings)}; {meaning}"
 
 
@@ -89,7 +92,7 @@ def _findings(base: VariantQuality, other: VariantQuality) -> list[_Finding]:
     findings = []
     if any(task.passed for task in base.needles):
         text = _needle_text(base.needles, lost_tasks(base.needles, other.needles))
-        findings.append(_task_finding(text, base.needles, other.needles, worst=3))
+        findings.append(_needle_finding(text, base.needles, other.needles))
     for name, base_tasks, other_tasks in (
         ("JSON", base.json, other.json),
         ("tool calls", base.tools, other.tools),
@@ -97,7 +100,7 @@ def _findings(base: VariantQuality, other: VariantQuality) -> list[_Finding]:
     ):
         if any(task.passed for task in (*base_tasks, *other_tasks)):
             text = f"{name} {_passed(other_tasks)} of {len(other_tasks)} (first: {_passed(base_tasks)})"
-            findings.append(_task_finding(text, base_tasks, other_tasks, worst=2))
+            findings.append(_task_finding(text, base_tasks, other_tasks))
     if other.greedy:
         # Near ties turn many texts of a good model, so texts do not lower the grade.
         same = sum(text.same is None for text in other.greedy)
@@ -114,20 +117,33 @@ def _needle_text(base: Sequence[TaskOutcome], lost: Sequence[TaskOutcome]) -> st
     return f"{len(lost)} of {_passed(base)} needles lost, from {shortest:,} tokens on"
 
 
-def _task_finding(
-    text: str, base: Sequence[TaskOutcome], other: Sequence[TaskOutcome], worst: int
-) -> _Finding:
-    """Grade lost tasks: 1 for losses that may be chance, `worst` for more than chance explains."""
+def _task_finding(text: str, base: Sequence[TaskOutcome], other: Sequence[TaskOutcome]) -> _Finding:
+    """Grade lost tasks, less those won. Their words say whether chance may explain them."""
     lost = len(lost_tasks(base, other))
     won = len(lost_tasks(other, base))
     if lost <= won:
         return _Finding(text, 0)
-    # Sign test: the chance that as many tasks or more change in this direction.
+    return _Finding(text, _WEAKER, few=_is_chance(lost, won))
+
+
+def _needle_finding(
+    text: str, base: Sequence[TaskOutcome], other: Sequence[TaskOutcome]
+) -> _Finding:
+    """Grade lost needles. A model that reads its whole context loses none, whatever it wins elsewhere."""
+    lost = len(lost_tasks(base, other))
+    if not lost:
+        return _Finding(text, 0)
+    won = len(lost_tasks(other, base))
+    if lost > won and not _is_chance(lost, won):
+        return _Finding(text, _DAMAGED)
+    return _Finding(text, _WEAKER, few=True)
+
+
+def _is_chance(lost: int, won: int) -> bool:
+    """Return True if as many changes in one direction may be chance, by a sign test."""
     total = lost + won
-    chance = sum(math.comb(total, count) for count in range(lost, total + 1)) / 2**total
-    if chance < _CHANCE:
-        return _Finding(text, worst)
-    return _Finding(text, 1, few=_passed(base) < _FEW_TASKS)
+    chance = sum(math.comb(total, count) for count in range(lost, total + 1)) / 2.0**total
+    return chance >= _CHANCE
 
 
 def _text_findings(base: VariantQuality, other: VariantQuality) -> Iterator[_Finding]:

@@ -5,7 +5,7 @@ Every text is drawn from a seed, so that two requests share a prefix only if the
 
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,7 +19,7 @@ from msgspec import Meta
 from localchat.errors import UsageError, reason
 
 Message = dict[str, str]
-Kind = Literal["unique", "prefix", "edit", "file"]
+Kind = Literal["unique", "prefix", "edit", "file", "disruption"]
 
 SAMPLE_TEXT: Final = "sample text"
 """Name of the package's own text in results."""
@@ -83,7 +83,8 @@ class Shape:
     """`prefix` requests share most of the prompt, and answers of `edit` repeat most of it."""
     about: str = ""
     prompts: tuple[tuple[Message, ...], ...] = ()
-    """Conversations of a prompts file, for the kind `file`."""
+    """Conversations of a prompts file, for the kind `file`. Stored results leave them out."""
+    prompt_count: int = 0
 
 
 SHAPES: Final[Mapping[str, Shape]] = {
@@ -94,8 +95,12 @@ SHAPES: Final[Mapping[str, Shape]] = {
         Shape("writing", 50, 500, about="a short question and a long answer"),
         Shape("prefix", 1200, 100, "prefix", "1,000 tokens that all requests share, and 200 more"),
         Shape("edit", 400, 400, "edit", "a file that is written again with a change"),
+        Shape("disruption", 200, 300, "disruption", "streams, between which long prompts arrive"),
     )
 }
+BURST: Final = Shape("burst", 2000, 8)
+"""Prompts that arrive while the streams of a disruption decode: one for each stream."""
+DISRUPTION_CLIENTS: Final = 4
 _PREFIX_SHARE: Final = 5 / 6
 """Shared part of a prompt of the shape `prefix`."""
 
@@ -152,14 +157,22 @@ def prompt_shape(path: Path) -> Shape:
             output_tokens = max(output_tokens, max_tokens)
     if not prompts:
         raise UsageError(f"--prompts {path} has no prompts")
+    return conversations_shape(path.name, prompts, output_tokens)
+
+
+def conversations_shape(
+    name: str, prompts: Sequence[tuple[Message, ...]], output_tokens: int = 0
+) -> Shape:
+    """Return a shape that draws from these conversations. output_tokens: 0 for a usual answer."""
     # An estimate at four characters per token. Results show the server's own count.
     characters = sum(len(message["content"]) for prompt in prompts for message in prompt)
     return Shape(
-        path.name,
+        name,
         prompt_tokens=max(round(characters / len(prompts) / 4), 1),
         output_tokens=output_tokens or _FILE_ANSWER_TOKENS,
         kind="file",
         prompts=tuple(prompts),
+        prompt_count=len(prompts),
     )
 
 

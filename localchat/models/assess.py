@@ -239,7 +239,7 @@ def _expected_speed(
     if past:
         basis += f" and {counted(len(past), 'earlier run')}"
     elif plan.gpu_layers < plan.layers and is_bandwidth_disturbed(threads):
-        basis += " while other programs used the CPU, so the model may be faster"
+        basis = "estimated from the usual memory bandwidth, because other programs use the CPU now"
     if estimate.untried:
         basis += f"; no run of {runner_name(backend.name)} on such a GPU is known"
     return ExpectedSpeed(estimate.tokens_per_s, basis, estimate.low, estimate.high)

@@ -61,14 +61,11 @@ class ModelIndex(NamedTuple):
         return next((model for model in self.models if model.name.casefold() == same), None)
 
 
-def read_index(paths: Paths, environ: Mapping[str, str], *, root: Path = Path("/")) -> ModelIndex:
-    """Find all models without opening them. root: the folder with /usr.
-
-    Raises LocalchatError if the aliases cannot be read.
-    """
+def read_index(paths: Paths, environ: Mapping[str, str]) -> ModelIndex:
+    """Find all models without opening them. Raises LocalchatError if the aliases cannot be read."""
     own = [*_guide(paths), *_pulled(paths), *_loose(paths)]
     own_files = {file.resolve() for model in own for file in model.files if model.kind != "link"}
-    discovered = find_external_models(environ, root=root)
+    discovered = find_external_models(environ)
     external = (
         Model(
             name=match.name,

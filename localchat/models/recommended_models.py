@@ -16,12 +16,7 @@ from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed import (
-    DECODE_SHARE,
-    SpeedHistory,
-    is_bandwidth_disturbed,
-    ram_bandwidth,
-)
+from localchat.fit.speed import DECODE_SHARE, SpeedHistory, ram_bandwidth
 from localchat.model_files.architecture import ModelShape
 from localchat.models.assess import FitReport, Subject, assess
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
@@ -66,9 +61,6 @@ _CONTEXT_TOKENS: Final = 4096
 _SLOTS: Final = 2
 _MEMORY_SHARE: Final = 0.5
 """Largest share of the RAM for the weights, so that other programs keep running."""
-_CORE_BYTES_PER_S: Final = 7.5e9
-_CPU_BYTES_PER_S: Final = 15e9
-"""Rate at which the CPU of a usual laptop reads weights, if it cannot be measured on a busy machine."""
 _UNIFIED_BYTES_PER_S: Final = 60e9
 """Rate at which a GPU that shares the RAM reads weights."""
 _GPU_SHARE: Final = 0.9
@@ -345,10 +337,8 @@ def _reading_speed(candidates: list[_FittingModel], machine: Machine, paths: Pat
 
 def usual_reading_speed(machine: Machine, *, on_gpu: bool) -> float | None:
     """Return the bytes of weights that such hardware reads per second. None for an unknown GPU."""
-    if not on_gpu and not is_bandwidth_disturbed(machine.cores):
-        return DECODE_SHARE * ram_bandwidth(machine.cores)
     if not on_gpu:
-        return min(_CORE_BYTES_PER_S * max(machine.cores, 1), _CPU_BYTES_PER_S)
+        return DECODE_SHARE * ram_bandwidth(max(machine.cores, 1))
     if machine.unified_memory:
         return _UNIFIED_BYTES_PER_S
     speeds = [gpu.bytes_per_s for gpu in machine.gpus]

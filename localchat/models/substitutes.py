@@ -24,6 +24,7 @@ from localchat.models.catalog import read_catalog
 from localchat.models.index import read_index
 from localchat.models.names import parse
 from localchat.models.published_shapes import published_names
+from localchat.models.quantization_table import offered_names
 from localchat.models.recommended_models import recommended_names
 from localchat.models.resolve import GUIDE
 from localchat.units import size
@@ -89,6 +90,10 @@ class _Substitutes:
         names = smaller_quantizations(shape)
         if not names:
             return MemoryStep("quantization", f"{shape.quantization} is small already")
+        if offered := offered_names(self._subject.name, read_catalog(self._paths)):
+            names = {name: share for name, share in names.items() if name in offered}
+        if not names:
+            return MemoryStep("quantization", "the catalogue offers no smaller one of this model")
         steps = [self._scaled(shape, name, share) for name, share in names.items()]
         return next((step for step in steps if step.suffices), steps[-1])
 

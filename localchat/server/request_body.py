@@ -38,8 +38,6 @@ _GZIP: Final = 31
 """zlib's wbits for a gzip stream with the largest window."""
 _WINDOW_LOG: Final = 23
 """Largest zstd window: 8 MiB, which every decoder must support."""
-_MAX_MEMBERS: Final = 16
-"""Maximum of concatenated streams in one body."""
 
 
 async def read_json(
@@ -255,7 +253,7 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
             f"The content encoding is {encoding[:50]!r}; it must be one of {supported}, or none.",
             headers={"accept-encoding": supported},
         )
-    return _decompress(body, make, max_bytes)
+    return _decompress(body, make(), max_bytes)
 
 
 def too_large(max_bytes: int, subject: str = "The request is") -> ApiError:
@@ -268,36 +266,22 @@ def too_large(max_bytes: int, subject: str = "The request is") -> ApiError:
     )
 
 
-def _decompress(body: bytes, make: Callable[[bytes], Any], max_bytes: int) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
-    # A gzip body may consist of several streams, one after the other.
-    while body or not pieces:
-        if len(pieces) == _MAX_MEMBERS:
-            raise _unreadable(f"it has more than {_MAX_MEMBERS} parts")
-        decompressor = make(body)
-        try:
-            piece = decompressor.decompress(body, max_bytes - size + 1)
-        except (zlib.error, _ZSTD_ERROR) as error:
-            raise _unreadable(str(error)) from error
-        size += len(piece)
-        if size > max_bytes:
-            raise too_large(max_bytes, "Unpacked, the request is")
-        if not decompressor.eof:
-            raise _unreadable("it is cut off")
-        pieces.append(piece)
-        body = decompressor.unused_data
-    return b"".join(pieces)
+def _decompress(body: bytes, decompressor: Any, max_bytes: int) -> bytes:  # noqa: ANN401
+    try:
+        data: bytes = decompressor.decompress(body, max_bytes + 1)
+    except (zlib.error, _ZSTD_ERROR) as error:
+        raise _unreadable(str(error)) from error
+    if len(data) > max_bytes:
+        raise too_large(max_bytes, "Unpacked, the request is")
+    if not decompressor.eof:
+        raise _unreadable("it is cut off")
+    if decompressor.unused_data:
+        raise _unreadable("something follows its end")
+    return data
 
 
 def _unreadable(why: str) -> ApiError:
     return bad_request(f"The compressed body cannot be read: {why}.", code="invalid_json")
-
-
-def _deflate(body: bytes) -> Any:  # noqa: ANN401 - zlib's type has no public name
-    """Return a decompressor for deflate, with the standard's zlib header or without."""
-    wrapped = len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0
-    return zlib.decompressobj(zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS)
 
 
 def _zstd_module() -> ModuleType | None:
@@ -313,15 +297,14 @@ _ZSTD: Final = _zstd_module()
 _ZSTD_ERROR: Final[type[Exception]] = _ZSTD.ZstdError if _ZSTD else zlib.error
 
 
-def _zstd(_: bytes) -> Any:  # noqa: ANN401
+def _zstd() -> Any:  # noqa: ANN401
     assert _ZSTD is not None
     options = {_ZSTD.DecompressionParameter.window_log_max: _WINDOW_LOG}
     return _ZSTD.ZstdDecompressor(options=options)
 
 
-DECOMPRESSORS: Final[Mapping[str, Callable[[bytes], Any]]] = {
-    "gzip": lambda body: zlib.decompressobj(_GZIP),
-    "deflate": _deflate,
+DECOMPRESSORS: Final[Mapping[str, Callable[[], Any]]] = {
+    "gzip": lambda: zlib.decompressobj(_GZIP),
     **({"zstd": _zstd} if _ZSTD else {}),
 }
 """Decompressors by Content-Encoding. Legacy names such as `x-gzip` are rejected."""

@@ -105,7 +105,9 @@ class AnswerBuilder:
             self._open()
         assert self.node is not None
         self._end_reasoning()
-        metrics = _metrics(info, self._accepted, self._done)
+        metrics = None
+        if info is not None and self._accepted is not None:
+            metrics = AnswerMetrics.of(info, self._accepted.seed, self._done)
         if state is None:
             state = self._state
             if state == "open":
@@ -200,19 +202,3 @@ def _text_kind(event: Event) -> tuple[type[Text] | type[Reasoning], int] | None:
     if isinstance(event, Text | Reasoning):
         return (type(event), event.choice)
     return None
-
-
-def _metrics(
-    info: EngineInfo | None, accepted: Accepted | None, done: Done | None
-) -> AnswerMetrics | None:
-    if info is None or accepted is None:
-        return None
-    return AnswerMetrics(
-        model=info.model,
-        backend=info.backend,
-        quantization=info.quantization,
-        kv_type=info.kv_type,
-        adapters=info.adapters,
-        draw_seed=accepted.seed,
-        done=done,
-    )

@@ -293,7 +293,7 @@ class BestAnswer:
         self._request = spec.widen(request)
         self._spec = spec
         self._live = live
-        self._relay = Relay("tries", self._produce)
+        self._relay = Relay(self._produce)
         self._done: Done | None = None
         self._review: Review | None = None
         self._judge: Judge | None = None

@@ -13,14 +13,14 @@ from localchat.errors import LocalchatError
 class Relay:
     """Produces `stream` on a thread. Closing the stream cancels the request in flight."""
 
-    def __init__(self, name: str, produce: Callable[[], None]) -> None:
+    def __init__(self, produce: Callable[[], None]) -> None:
         """`produce` sends requests with `generate`, and events with `send`."""
         self.stream = Stream(self._cancel)
         self._produce = produce
         self._request: Stream | None = None
         self._cancelled = threading.Event()
         self._accepted = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tries", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -28,11 +28,6 @@ class Relay:
     def join(self, timeout_s: float) -> None:
         """Wait until the thread has ended, after the stream was closed."""
         self._thread.join(timeout_s)
-
-    @property
-    def cancelled(self) -> bool:
-        """True if the stream was closed before it ended."""
-        return self._cancelled.is_set()
 
     def generate(self, engine: Engine, request: GenerateRequest) -> Stream:
         """Send a request, and return its events. Called on the thread."""

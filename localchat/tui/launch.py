@@ -39,10 +39,10 @@ def launch(context: "SessionContext", setup: "ModelSetup", conversation: "Conver
     from localchat.tui.themes import AUTO
 
     app = ChatApp(context, setup, engines, conversation)
-    app.driver_class = hangup_safe(reads_pastes(app.driver_class))
+    app.driver_class = hangup_safe(reads_pastes(app.driver_class, app.terminal_background))
     if setup.settings.theme == AUTO:
         term = context.environ.get("TERM", "")
-        app.driver_class = asks_background(app.driver_class, term, app.terminal_background)
+        app.driver_class = asks_background(app.driver_class, term)
     problem: LocalchatError | None = None
     received: list[int] = []
     try:

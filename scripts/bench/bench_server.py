@@ -2,7 +2,7 @@
 """Measures the server from outside: its own cost, and its speed beside llama.cpp's HTTP server.
 
     scripts/bench/bench_server.py wire [--against CHECKOUT]
-    scripts/bench/bench_server.py model [MODEL ...] [--quick] [--rival PYTHON] [--against CHECKOUT]
+    scripts/bench/bench_server.py model [MODEL ...] [--quick] [--long] [--rival PYTHON] [--against CHECKOUT]
 
 `wire` serves the scripted backend, so that the engine is not the limit: tokens a second over HTTP, CPU of the
 server process a token and a request, the cost of a name that nobody knows, and latency and memory after 3,000
@@ -13,8 +13,11 @@ library, threads, slots and context. It measures 1, 4 and 8 clients, greedy, and
 and top-p, drafts on and off; edits, time to first token of 500 and 2,000 tokens, a second turn, memory, and
 CPU time per token. Prompts are natural and never repeat. MODEL is a GGUF file. Without one, SmolLM2 and
 Qwen2.5-Coder of the folder LOCALCHAT_REAL_MODELS are measured. A round measures everything once, with the
-servers in turn. No round starts that would end after --minutes per model, and --quick takes two rounds of
-fewer cases. PYTHON is the interpreter of an environment with xllamacpp, if this one has none.
+servers in turn. Answers are shortened and the longest prompt is left out where all rounds would otherwise take
+longer than --minutes per model. No round starts that would end later, and --quick takes two rounds of fewer
+cases. --long measures only eight clients with prompts of 2,000 tokens, once, and the preemptions. Sampling is
+the same on both sides: what a model's settings add is set to no effect. PYTHON is the interpreter of an
+environment with xllamacpp, if this one has none.
 
 CHECKOUT is a second checkout of localchat, measured in the same rounds. Prints tables of medians; the last line
 is JSON.
@@ -41,14 +44,23 @@ from scripts.bench.server.client import alone, chat  # noqa: E402
 
 _STEP_MS = 20
 """A step of a GPU with 64 streams; in a step of 0 ms the engine runs ahead, and events come in batches."""
+_PLAIN = {"repeat_penalty": 1.0, "min_p": 0}
 _SAMPLINGS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
-    "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0},
+    "greedy": {"temperature": 0, **_PLAIN},
+    "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, **_PLAIN},
 }
 _ANSWER_TOKENS = {1: 96, 4: 64, 8: 48}
 """Length of an answer by the number of clients."""
 _EDIT_WORDS = 90
+_EDIT_TOKENS = 96
 _CONTEXT = 8192
+_LONG_CLIENTS = 8
+_LONG_TOKENS = 2000
+_LONG_CONTEXT = 20_480
+_SHORT_PROMPT_TOKENS = 60
+"""A question with the template around it."""
+_SHARED_STEP = 0.6
+"""Time of a token beside others over that of a lone one."""
 _REAL = ("SmolLM2-135M-Instruct*.gguf", "qwen2.5-coder-1.5b-instruct*.gguf")
 
 
@@ -74,6 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("part", choices=("wire", "model"))
     parser.add_argument("model", type=Path, nargs="*", help="GGUF files")
     parser.add_argument("--quick", action="store_true", help="two rounds of 1 and 4 clients")
+    parser.add_argument("--long", action="store_true", help="only eight prompts of 2,000 tokens")
     parser.add_argument("--minutes", type=float, default=10.0, help="limit for each model")
     parser.add_argument("--rival", type=Path, metavar="PYTHON")
     parser.add_argument("--library", default="xllamacpp", help="llama.cpp that localchat uses")
@@ -138,7 +151,11 @@ def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figure
     began_s = time.monotonic()
     clients = asked.streams or ([1, 4] if asked.quick else [1, 4, 8])
     slots = max(clients)
-    options = ["--parallel", str(slots), "--ctx", str(_CONTEXT), "--threads", str(asked.threads)]
+    context = _CONTEXT
+    if asked.long:
+        slots = _LONG_CLIENTS
+        context = _LONG_CONTEXT
+    options = ["--parallel", str(slots), "--ctx", str(context), "--threads", str(asked.threads)]
     values: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
         running = [
@@ -149,14 +166,20 @@ def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figure
         ]
         if asked.rival:
             rival = servers.llamacpp(
-                asked.rival, model, folder, slots=slots, context=_CONTEXT, threads=asked.threads
+                asked.rival, model, folder, slots=slots, context=context, threads=asked.threads
             )
             running.append(stack.enter_context(rival))
         for served in running:
             servers.wait_ready(served)
             alone(served.port, chat("Say hello.", 8))
-        lengths = parts.words_for(running[0], [500] if asked.quick else [500, 2000])
-        cases = _cases(clients, asked.quick)
+        if asked.long:
+            words = parts.words_for(running[0], [_LONG_TOKENS])[_LONG_TOKENS]
+            figures = parts.model_long(words, _LONG_CLIENTS, running)
+            _print(figures)
+            return figures
+        share, prompt_tokens = _fit(asked, clients, parts.model_speed(running[0]), len(running))
+        lengths = parts.words_for(running[0], prompt_tokens)
+        cases = _cases(clients, share)
         rounds = 0
         round_s = 0.0
         while rounds < asked.rounds:
@@ -187,7 +210,42 @@ def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figure
     return figures
 
 
-def _cases(clients: Sequence[int], quick: bool) -> list[parts.Case]:
+def _fit(
+    asked: argparse.Namespace,
+    clients: Sequence[int],
+    speed: tuple[float, float],
+    servers: int,
+) -> tuple[float, list[int]]:
+    """Return the part of the answers and the lengths of the prompts with which all rounds take --minutes.
+
+    speed: seconds per prompt token and per answer token.
+    """
+    prompt_s, token_s = speed
+    questions_s = sum(clients) * len(_SAMPLINGS) * _SHORT_PROMPT_TOKENS * prompt_s
+    chosen: tuple[float, list[int]] = (1.0, [500])
+    for share, lengths in (
+        (1.0, [500, 2000]),
+        (0.5, [500, 2000]),
+        (0.5, [500]),
+        (0.25, [500]),
+    ):
+        chosen = (share, lengths)
+        if asked.quick and (share > 0.5 or len(lengths) > 1):
+            continue
+        answers_s = sum(
+            _ANSWER_TOKENS.get(count, 48) * count * token_s * (_SHARED_STEP if count > 1 else 1)
+            for count in clients
+        )
+        # Drafts on and off are two cases of ours.
+        answers_s *= share * (len(_SAMPLINGS) + 1)
+        prompts_s = (sum(lengths) + 2 * 600 + 300) * prompt_s
+        if asked.rounds * servers * (questions_s + answers_s + prompts_s) < 60 * asked.minutes:
+            break
+    print(f"answers of {share:.0%} of their length, prompts of {lengths} tokens", file=sys.stderr)
+    return chosen
+
+
+def _cases(clients: Sequence[int], share: float) -> list[parts.Case]:
     """Return the cases of a round. All draw from one list of prompts, so that none is repeated.
 
     Greedy requests have no drafts.
@@ -197,7 +255,7 @@ def _cases(clients: Sequence[int], quick: bool) -> list[parts.Case]:
     cases = []
     for count in clients:
         name = "1 client" if count == 1 else f"{count} clients"
-        tokens = _ANSWER_TOKENS.get(count, 48) // (2 if quick else 1)
+        tokens = round(_ANSWER_TOKENS.get(count, 48) * share)
         for label, fields, ours_only in (
             ("greedy", _SAMPLINGS["greedy"], False),
             ("sampled, drafts off", {**sampled, "speculation": False}, False),
@@ -207,7 +265,8 @@ def _cases(clients: Sequence[int], quick: bool) -> list[parts.Case]:
                 parts.Case(f"{name}, {label}", count, tokens, fields, questions, ours_only)
             )
     edits = prompts.edits(_EDIT_WORDS)
-    cases.append(parts.Case("1 client, edit", 1, 96, sampled, edits))
+    tokens = round(_EDIT_TOKENS * max(share, 0.5))
+    cases.append(parts.Case("1 client, edit", 1, tokens, sampled, edits))
     return cases
 
 

@@ -47,12 +47,16 @@ def thinker(
     return logits
 
 
+CONTEXT = 800
+
+
 def bench(family: ReasoningFamily, logits: Logits, *, opened: bool, **kind: Any) -> Bench:
     """A bench whose model has a template of this family."""
-    made = Bench(capabilities(**kind), logits)
+    # Tools are described in the prompt, because these templates do not show them.
+    made = Bench(capabilities(**{"context_tokens": CONTEXT, "kv_tokens": CONTEXT, **kind}), logits)
     model = _Model(TOKENIZER)
     model.info = replace(model.info, chat_template=reasoning_template(family, is_open=opened))
-    made.input_processor = InputProcessor(model, 400, {}, made.sent.append, RENDER_PROCESS)
+    made.input_processor = InputProcessor(model, CONTEXT, {}, made.sent.append, RENDER_PROCESS)
     assert made.input_processor.format.reasoning_family is family
     return made
 
@@ -183,7 +187,7 @@ def test_an_effort_is_a_budget_where_the_template_knows_none(
 ) -> None:
     model = _Model(TOKENIZER)
     model.info = replace(model.info, chat_template=source)
-    made = InputProcessor(model, 400, {}, print, RENDER_PROCESS)
+    made = InputProcessor(model, CONTEXT, {}, print, RENDER_PROCESS)
     prompt = Messages((Message("user", "hi"),), template_options={"reasoning_effort": "low"})
     assert made.format.render(prompt).think_budget == budget
     assert made.format.render(replace_budget(prompt, 9)).think_budget == 9

@@ -1,6 +1,7 @@
 """Runs that competed for the CPU are recognized by the kernel's pressure, else by the load average."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -64,3 +65,17 @@ def test_time_of_other_programs_is_measured_without_ones_own(
 
 def test_a_system_without_counters_tells_nothing(tmp_path: Path) -> None:
     assert contention.CpuWatch(tmp_path).others_share() == 0.0
+
+
+def test_systems_without_proc_report_other_programs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Times(NamedTuple):
+        user: float
+        idle: float
+
+    readings = iter([Times(100.0, 100.0), Times(103.0, 101.0)])
+    monkeypatch.setattr(contention, "_ROOT", tmp_path)
+    monkeypatch.setattr("psutil.cpu_times", lambda: next(readings))
+    monkeypatch.setattr(contention, "_own_cpu_s", lambda: 0.0)
+    assert contention.CpuWatch(tmp_path).others_share() == pytest.approx(0.75)

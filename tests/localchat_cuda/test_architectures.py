@@ -33,7 +33,7 @@ def pair(
     scope="module",
     params=[
         *("qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3-long", "mixtral", "qwen2-moe"),
-        *("olmo2", "granite4-moe"),
+        *("olmo2", "granite4-moe", "lfm2", "nemotron-h"),
     ],
 )
 def quantized(

@@ -244,18 +244,20 @@ def test_compiled_shapes_stay_within_the_capabilities() -> None:
         (CONFIGS["qwen3.5:9b"][0], AWQ),
         (CONFIGS["glm-4.7-flash"][0], AWQ),
         (CONFIGS["gemma-3n-e2b"][0], AWQ),
+        (CONFIGS["lfm2:1.2b"][0], AWQ),
+        (CONFIGS["nemotron-3-nano:30b-a3b"][0], None),
         (QWEN25, GGUF),
     ],
-    ids=["7B", "experts", "hybrid", "latents", "streams", "gguf"],
+    ids=["7B", "experts", "hybrid", "latents", "streams", "convolutions", "mamba", "gguf"],
 )
 def test_steps_of_any_kind_need_no_other_kernels(
-    raw: dict[str, Any], stored: dict[str, Any]
+    raw: dict[str, Any], stored: dict[str, Any] | None
 ) -> None:
     job = job_of({**raw, "quantization_config": stored}, HOPPER)
     job = job._replace(formats=FORMATS if stored is GGUF else ())
     sent = child(["-c", UNMET], (job, random_shapes(120)))
     kernels, missed = json.loads(sent)
-    assert kernels > 100
+    assert kernels > 50
     assert not missed
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from localchat.errors import LocalchatError, ModelInvalid
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.convert.checkpoint import CheckpointSource
+from localchat_llamacpp.convert.sizes import CheckpointConfig
 from localchat_llamacpp.model import GgufModel
 from localchat_llamacpp.quantize import GgufQuantizer
 from tests.support.llamacpp_core import Core, request
@@ -107,6 +108,24 @@ def test_what_llamacpp_would_ignore_is_refused(
     with pytest.raises(ModelInvalid, match=expected):
         convert(folder, tmp_path / "out.gguf")
     assert not (tmp_path / "out.gguf").exists()
+
+
+def test_the_short_config_of_gemma_3_gets_the_defaults_of_its_class() -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    config = CheckpointConfig(
+        "gemma", {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    )
+    numbers = config.numbers()
+    assert (numbers["attention.head_count"], numbers["attention.head_count_kv"]) == (8, 4)
+    assert (numbers["attention.key_length"], numbers["rope.freq_base"]) == (256, 1e6)
+    assert (numbers["rope.scaling.type"], numbers["rope.scaling.factor"]) == ("linear", 8.0)
+    assert config.tied
 
 
 @pytest.mark.parametrize(

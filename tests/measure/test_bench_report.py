@@ -49,8 +49,7 @@ def test_drafts_from_repeated_prompts_are_reported() -> None:
     whole = record(*line)
     assert "Other texts may offer fewer." in " ".join(sentences(whole, line))
     (shape,) = whole.spec.shapes
-    prompts = (({"role": "user", "content": "Hello"},),)
-    shapes = (replace(shape, prompts=prompts),)
+    shapes = (replace(shape, prompt_count=1),)
     repeated = msgspec.structs.replace(whole.spec, shapes=shapes)
     said = " ".join(sentences(msgspec.structs.replace(whole, spec=repeated), line))
     assert "1 prompt served 40 requests" in said

@@ -1,6 +1,7 @@
 """The client of a benchmark against servers that frame, cut and end their streams as servers do."""
 
 import json
+import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,8 @@ import pytest
 
 from localchat.errors import ContextExceeded, LocalchatError, NetworkError, UsageError
 from localchat.measure.client import BenchClient, RequestSample
-from localchat.measure.load import LoadSpec, ask_each, run_load
+from localchat.measure.load import LoadSpec, ask_each, run_disruption, run_load
+from localchat.measure.statistics import LoadResult
 
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
@@ -191,3 +193,36 @@ def test_a_point_without_any_answer_is_an_error(monkeypatch: pytest.MonkeyPatch)
         run_load(
             BenchClient(url), LoadSpec(1, 2), lambda client, number: BODY, lambda progress: None
         )
+
+
+def test_an_open_loop_sends_requests_at_random_times_of_its_seed() -> None:
+    def numbers(seed: str, **spec: float) -> tuple[list[tuple[int, int]], LoadResult]:
+        bodies: list[tuple[int, int]] = []
+
+        def body(client: int, number: int) -> dict[str, object]:
+            bodies.append((client, number))
+            return BODY
+
+        load = LoadSpec(0, rate=200.0, seed=seed, **spec)  # type: ignore[arg-type]
+        with answering(chunked(*STREAM)) as (url, _):
+            return bodies, run_load(BenchClient(url), load, body, lambda progress: None)
+
+    bodies, found = numbers("a", requests=20)
+    # Each request is a client of its own.
+    assert sorted(bodies) == [(number, 0) for number in range(20)]
+    assert len(found.samples) == 20
+    draw = random.Random("a")
+    assert found.duration_s >= sum(draw.expovariate(200.0) for _ in range(20))
+    assert numbers("a", seconds=0.001)[0]  # at least one
+
+
+def test_a_burst_waits_until_all_streams_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localchat.measure.load._CALM_EVENTS", 2)
+    with answering(chunked(*STREAM)) as (url, requests):
+        found = run_disruption(BenchClient(url), [BODY], [{**BODY, "long": True}] * 2)
+    assert [b"long" in request for request in requests] == [False, True, True]
+    (stream,) = found.streams.samples
+    assert len(found.burst) == 2
+    assert found.burst_s >= stream.arrivals_s[1]
+    with answering(refusal(400, "too odd")) as (url, _), pytest.raises(UsageError, match="too odd"):
+        run_disruption(BenchClient(url), [BODY], [BODY])

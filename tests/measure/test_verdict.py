@@ -37,7 +37,22 @@ def test_a_verdict_tells_lost_tasks_and_changed_texts() -> None:
     assert "same greedy text 1 of 6" in text
     assert "questions 0 of 3 (first: 2)" in text
     assert "most answers stay the same" not in text
-    assert "too few tasks to tell (ask 6 or more)" in text
+    assert text.endswith(
+        "weaker: use it only where memory demands it; too few tasks to exclude chance (ask more than 6)"
+    )
+
+
+def test_a_lost_needle_is_never_close() -> None:
+    q4 = measured("q4_0", needles=tasks(9, 10), divergence=FAR)
+    text = verdict(measured("f16", needles=tasks(10, 10)), q4)
+    assert "1 of 10 needles lost" in text and "weaker: " in text and "too few tasks" in text
+    many = measured("q4_0", needles=tasks(4, 10), divergence=FAR)
+    assert "damaged: do not use it" in verdict(measured("f16", needles=tasks(10, 10)), many)
+    # A needle won elsewhere does not make up for it.
+    won = (TaskOutcome("0", False), *tasks(11, 11)[1:], TaskOutcome("11", True))
+    assert "weaker: " in verdict(measured("f16", needles=tasks(11, 12)), measured("b", needles=won))
+    (missed,) = failures((measured("f16", needles=tasks(10, 10)), q4), parse_gates(["grade=close"]))
+    assert missed == "q4_0: grade weaker, allowed close"
 
 
 def test_greedy_texts_alone_are_a_comparison() -> None:
@@ -57,6 +72,7 @@ def test_greedy_texts_alone_are_a_comparison() -> None:
         ("questions=1", True),
         ("needles=0", True),  # it was not measured
         ("grade=weaker", False),
+        ("grade=close", True),  # tasks were lost
         ("grade=safe", True),
     ],
 )

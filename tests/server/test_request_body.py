@@ -4,7 +4,6 @@ import gzip
 import importlib
 import json
 import random
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,11 +18,6 @@ ASKED = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
 MOST = 100_000
 
 
-def _raw_deflate(data: bytes) -> bytes:
-    packer = zlib.compressobj(wbits=-15)
-    return packer.compress(data) + packer.flush()
-
-
 def _zstd(data: bytes) -> bytes:
     module: Any = importlib.import_module("backports.zstd")
     packed: bytes = module.compress(data)
@@ -33,8 +27,6 @@ def _zstd(data: bytes) -> bytes:
 _WITH_ZSTD = pytest.mark.skipif("zstd" not in DECOMPRESSORS, reason="no zstd library is installed")
 PACKERS = [
     pytest.param("gzip", gzip.compress, id="gzip"),
-    pytest.param("deflate", zlib.compress, id="deflate"),
-    pytest.param("deflate", _raw_deflate, id="raw deflate"),
     pytest.param("zstd", _zstd, id="zstd", marks=_WITH_ZSTD),
 ]
 Packer = Callable[[bytes], bytes]
@@ -75,24 +67,16 @@ def test_what_cannot_be_read_is_refused(small: Stage, name: str, pack: Packer) -
         assert (reply.status, reply.error["code"]) == (400, "invalid_json"), broken
 
 
-def test_streams_in_a_row_are_one_body_within_one_limit(small: Stage) -> None:
-    half = len(ASKED) // 2
-    assert (
-        send(small, gzip.compress(ASKED[:half]) + gzip.compress(ASKED[half:]), "gzip").status == 200
-    )
-    bombs = gzip.compress(b" " * (MOST // 2)) * 3
-    assert send(small, bombs, "gzip").status == 413
-    assert send(small, gzip.compress(b"") * 4_000, "gzip").status == 400
-
-
-@pytest.mark.parametrize("encoding", ["br", "x-gzip", "gzip, gzip", "compress", "gzip;q=1"])
+@pytest.mark.parametrize(
+    "encoding", ["br", "deflate", "x-gzip", "gzip, gzip", "compress", "gzip;q=1"]
+)
 def test_refusal_of_an_unknown_encoding_lists_the_supported_ones(
     small: Stage, encoding: str
 ) -> None:
     reply = send(small, gzip.compress(ASKED), encoding)
     assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
     assert reply.headers["accept-encoding"] == ", ".join(DECOMPRESSORS)
-    assert all(name in reply.error["message"] for name in ("gzip", "deflate"))
+    assert "gzip" in reply.error["message"]
 
 
 def test_without_its_library_zstd_is_refused_with_the_list(
@@ -102,7 +86,7 @@ def test_without_its_library_zstd_is_refused_with_the_list(
     monkeypatch.setattr("localchat.server.request_body.DECOMPRESSORS", left)
     reply = send(small, b"\x28\xb5\x2f\xfd", "zstd")
     assert reply.status == 415
-    assert reply.headers["accept-encoding"] == "gzip, deflate"
+    assert reply.headers["accept-encoding"] == "gzip"
 
 
 @_WITH_ZSTD

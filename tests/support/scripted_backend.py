@@ -167,9 +167,7 @@ class ScriptedRunner:
         halt: frozenset[int] = frozenset(),
         crash_after: int | None = None,
     ) -> None:
-        if capabilities.block_tokens:
-            capabilities = replace(capabilities, moves_rows=True)
-        self.capabilities = capabilities
+        self.capabilities = replace(capabilities, moves_rows=True)
         self.storage = storage_for(capabilities)
         self.steps: list[StepPlan] = []
         self._logits = logits

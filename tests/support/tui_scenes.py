@@ -220,7 +220,8 @@ def told_in_turn(*pieces: str) -> Callable[[object], ScriptedAnswer]:
 
 def suggestion(role: Any, name: str, count: int, seconds: float, pace: float) -> Recommendation:
     """One model to begin with."""
-    return Recommendation(role, name, "", count * 2, count, seconds, 32768, 0, 29, pace, "")
+    fit = (32768, 0, 29, pace, "")
+    return Recommendation(role, name, name, "Q4_K_M", "", count * 2, count, seconds, *fit)
 
 
 FIRST = FirstRun(

@@ -7,6 +7,7 @@ their latent, and the latent of keys and values.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import llama, qwen3_moe
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from localchat_cuda.layers.dense import Layers, X
-    from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
+    from localchat_cuda.weights.model_weights import LayerWeights
 
 EXPERTS = replace(
     qwen3_moe.EXPERTS,
@@ -64,8 +65,8 @@ FAMILY = Family(
 )
 
 
-def attend(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> X:
-    """Attend over the latents of a layer."""
+def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
+    """Attend over the latents of a layer: partial sums [S, T, hidden]."""
     linears = layer.linears
     norms = layer.norms
     assert layer.kv is not None
@@ -74,20 +75,9 @@ def attend(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> X:
         q = ops.gemm(ops.norm_latent(latents, norms["q_latent"]), linears["q"])
     else:
         q = latents = ops.gemm(x, linears["q_kv"])
-    return ops.attend_latent(q, latents, norms["kv_latent"], layer.kv, number)
+    x = ops.attend_latent(q, latents, norms["kv_latent"], layer.kv, number)
+    return ops.gemm(x, linears["o"])
 
 
-def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write latents to the KV pages."""
-    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
-    last = len(weights.layers) - 1
-    for number, layer in enumerate(weights.layers):
-        y = ops.gemm(attend(ops, x, layer, number), layer.linears["o"])
-        if layer.experts is not None:
-            y = ops.run_experts(y, layer.norms["mlp"], layer.experts)
-        else:
-            x = ops.add_norm(y, layer.norms["mlp"])
-            y = ops.gemm(ops.gemm_act_mul(x, layer.linears["gate_up"]), layer.linears["down"])
-        if number < last:
-            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
-    return ops.finish(y, weights.last_norm)
+forward = partial(llama.forward, mix=mix)
+"""Return the last states [P, hidden] of one step. Write latents to the KV pages."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.lfm2 import forward
+from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import RecurrentNames
 
 MAMBA = {"in": ("mamba.in_proj",), "out": ("mamba.out_proj",)}

@@ -6,7 +6,7 @@ IBM, 2025 (github.com/ibm-granite/granite-4.0-language-models).
 from dataclasses import replace
 
 from localchat_cuda.architectures import granite4, granite_moe
-from localchat_cuda.architectures.lfm2 import forward
+from localchat_cuda.architectures.llama import forward
 
 FAMILY = replace(
     granite_moe.FAMILY,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import ExpertTraits, Family
-from localchat_cuda.architectures.mixtral import forward
+from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import ExpertNames
 
 FAMILY = Family(

@@ -4,19 +4,11 @@ Liquid AI, 2025 (huggingface.co/docs/transformers/model_doc/lfm2). Configs on th
 names, and state the columns of the MLP before their adjustment.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from localchat_cuda.architectures.family import Family
+from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import Names, RecurrentNames
-from localchat_cuda.layers.head_norms import HeadNorms
-
-if TYPE_CHECKING:
-    import torch
-
-    from localchat_cuda.layers.dense import Layers, X
-    from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 
 
 def canonical(fields: dict[str, Any]) -> dict[str, Any]:
@@ -82,28 +74,4 @@ FAMILY = Family(
     canonical=canonical,
 )
 
-
-def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
-    """Run the attention or the running state of a layer: partial sums [S, T, hidden]."""
-    linears = layer.linears
-    if layer.recurrent is not None:
-        x = ops.run_recurrent(ops.gemm(x, linears["in"]), layer.recurrent, number)
-        return ops.gemm(x, linears["out"])
-    x = ops.attend(ops.gemm(x, linears["qkv"]), number, None, HeadNorms.of(layer.norms))
-    return ops.gemm(x, linears["o"])
-
-
-def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write KV pages and running states."""
-    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
-    last = len(weights.layers) - 1
-    for number, layer in enumerate(weights.layers):
-        y = mix(ops, x, layer, number)
-        if layer.experts is not None:
-            y = ops.run_experts(y, layer.norms["mlp"], layer.experts)
-        else:
-            x = ops.add_norm(y, layer.norms["mlp"])
-            y = ops.gemm(ops.gemm_act_mul(x, layer.linears["gate_up"]), layer.linears["down"])
-        if number < last:
-            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
-    return ops.finish(y, weights.last_norm)
+__all__ = ["FAMILY", "forward"]

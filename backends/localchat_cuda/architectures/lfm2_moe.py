@@ -8,15 +8,13 @@ from typing import Any
 
 from localchat_cuda.architectures import lfm2
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.lfm2 import forward
+from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import ExpertNames
 
 
 def canonical(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a config with the names that the reader knows."""
-    return fields | {
-        "rms_norm_eps": fields.get("norm_eps"),
-        "tie_word_embeddings": fields.get("tie_embedding", fields["tie_word_embeddings"]),
+    return lfm2.canonical(fields) | {
         "n_routed_experts": fields.get("num_experts"),
         "first_k_dense_replace": fields.get("num_dense_layers"),
     }
@@ -36,6 +34,7 @@ FAMILY = Family(
     ),
     defaults={
         **lfm2.FAMILY.defaults,
+        "block_auto_adjust_ff_dim": False,
         "num_experts": 32,
         "num_experts_per_tok": 4,
         "num_dense_layers": 2,

@@ -5,6 +5,7 @@ Llama Team, 2024 (arXiv 2407.21783). 3.1 and later stretch slow rotations (confi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures.family import Family, GgufTraits
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from localchat_cuda.layers.dense import Layers, X
-    from localchat_cuda.weights.model_weights import ModelWeights
+    from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 
 FAMILY = Family(
     name="llama",
@@ -41,18 +42,35 @@ FAMILY = Family(
 )
 
 
-def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages.
+def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
+    """Run the attention or the running state of a layer: partial sums [S, T, hidden].
 
-    Qwen2 adds biases of queries, keys and values, and Qwen3 norms of heads."""
+    Qwen2 adds biases of queries, keys and values, Qwen3 norms of heads, and gpt-oss sinks."""
+    linears = layer.linears
+    if layer.recurrent is not None:
+        x = ops.run_recurrent(ops.gemm(x, linears["in"]), layer.recurrent, number)
+        return ops.gemm(x, linears["out"])
+    qkv = ops.gemm(x, linears["qkv"])
+    norms = HeadNorms.of(layer.norms)
+    x = ops.attend(qkv, number, layer.biases.get("qkv"), norms, layer.sinks)
+    return ops.gemm(x, linears["o"])
+
+
+def forward(
+    ops: Layers[X], weights: ModelWeights, mix: Callable[..., torch.Tensor] = mix
+) -> torch.Tensor:
+    """Return the last states [P, hidden] of one step. Write KV pages and running states.
+
+    Experts replace the MLP of the layers that have them. `mix`: a family's own attention."""
     x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
-        qkv = ops.gemm(x, layer.linears["qkv"])
-        x = ops.attend(qkv, number, layer.biases.get("qkv"), HeadNorms.of(layer.norms))
-        x = ops.add_norm(ops.gemm(x, layer.linears["o"]), layer.norms["mlp"])
-        x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y = ops.gemm(x, layer.linears["down"])
+        y = mix(ops, x, layer, number)
+        if layer.experts is not None:
+            y = ops.run_experts(y, layer.norms["mlp"], layer.experts, layer.biases.get("o"))
+        else:
+            x = ops.add_norm(y, layer.norms["mlp"])
+            y = ops.gemm(ops.gemm_act_mul(x, layer.linears["gate_up"]), layer.linears["down"])
         if number < last:
             x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
     return ops.finish(y, weights.last_norm)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from localchat_cuda.architectures.family import ExpertTraits, Family
-from localchat_cuda.architectures.lfm2 import mix
+from localchat_cuda.architectures.llama import mix
 from localchat_cuda.architectures.names import ExpertNames, Names, RecurrentNames
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from localchat_cuda.architectures import qwen2, qwen3_moe
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.mixtral import forward
+from localchat_cuda.architectures.llama import forward
 
 EXPERTS = replace(
     qwen3_moe.EXPERTS,

@@ -4,20 +4,12 @@ Qwen Team, 2026. Of models that read images, only the text part runs. In text, t
 are equal, so rotations are those of Qwen3-Next.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import qwen3_next
 from localchat_cuda.architectures.family import Family
 from localchat_cuda.architectures.names import RecurrentNames
-
-if TYPE_CHECKING:
-    import torch
-
-    from localchat_cuda.layers.dense import DenseLayers
-    from localchat_cuda.weights.model_weights import ModelWeights
+from localchat_cuda.architectures.qwen3_next import forward
 
 FAMILY = Family(
     name="qwen3_5",
@@ -35,15 +27,4 @@ FAMILY = Family(
     windows="all",
 )
 
-
-def forward(ops: DenseLayers, weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write KV pages and delta-net states."""
-    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
-    last = len(weights.layers) - 1
-    for number, layer in enumerate(weights.layers):
-        x = ops.add_norm(qwen3_next.mix(ops, x, layer, number), layer.norms["mlp"])
-        x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y = ops.gemm(x, layer.linears["down"])
-        if number < last:
-            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
-    return ops.finish(y, weights.last_norm)
+__all__ = ["FAMILY", "forward"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from localchat_cuda.architectures import qwen3
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.mixtral import forward
+from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import ExpertNames
 
 EXPERTS = ExpertNames(

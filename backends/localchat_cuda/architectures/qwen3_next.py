@@ -8,9 +8,10 @@ queries and gates of attention, and the parts of delta nets, head by head. Here 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from localchat_cuda.architectures import qwen2_moe, qwen3
+from localchat_cuda.architectures import llama, qwen2_moe, qwen3
 from localchat_cuda.architectures.family import Family
 from localchat_cuda.architectures.names import RecurrentNames
 from localchat_cuda.layers.head_norms import HeadNorms
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from localchat_cuda.config.model import ModelConfig
     from localchat_cuda.layers.dense import DenseLayers
-    from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
+    from localchat_cuda.weights.model_weights import LayerWeights
 
 HYBRID_DEFAULTS = {
     "head_dim": 256,
@@ -106,14 +107,5 @@ def mix(ops: DenseLayers, x: torch.Tensor, layer: LayerWeights, number: int) -> 
     return ops.gemm(x, layer.linears["o"])
 
 
-def forward(ops: DenseLayers, weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write KV pages and delta-net states."""
-    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
-    last = len(weights.layers) - 1
-    for number, layer in enumerate(weights.layers):
-        y = mix(ops, x, layer, number)
-        assert layer.experts is not None
-        y = ops.run_experts(y, layer.norms["mlp"], layer.experts)
-        if number < last:
-            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
-    return ops.finish(y, weights.last_norm)
+forward = partial(llama.forward, mix=mix)
+"""Return the last states [P, hidden] of one step. Write KV pages and delta-net states."""

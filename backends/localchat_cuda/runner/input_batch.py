@@ -103,7 +103,7 @@ class BatchConfig:
     latents: bool = False
     """The KV cache stores latents."""
     states: bool = False
-    """The model has delta nets, which read the position of each token in its sequence."""
+    """The model has running states, which read the position of each token in its sequence."""
     prefill_tile: prefill_attention.PrefillTileConfig | None = None
     """Tile config of the fastest kernel for prompt chunks over fp16 pages; None: the portable one."""
 
@@ -133,7 +133,7 @@ class InputBatch:
     captured: bool
     """A CUDA graph may run this step."""
     chunks: tuple[tuple[int, int], ...] | None = None
-    """Chunks of the prompt chunks for delta nets, see ChunkedPart; None: no delta nets."""
+    """Chunks of the prompt chunks for delta nets, see ChunkedPart; None: no running states."""
 
     @property
     def all_logits(self) -> bool:
@@ -145,7 +145,7 @@ def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: 
     """Order and pad the spans of a step, which have at least one token each.
 
     Padding is text of the slot `scratch`, because rows without a sequence would read unwritten memory."""
-    # A state processes the tokens of a span in order, so spans of delta nets must not be split.
+    # A state processes the tokens of a span in order, so spans must not be split.
     max_decode_width = WIDEST if config.states else MAX_DECODE_WIDTH
     decode_rows = [row for row, span in enumerate(spans) if span.width <= max_decode_width]
     prefill_rows = [row for row, span in enumerate(spans) if span.width > max_decode_width]
@@ -273,7 +273,7 @@ def _tiles(prefill: Sequence[TokenSpan], rows: int) -> list[tuple[int, int]]:
 
 
 def _chunks(prefill: Sequence[TokenSpan], captured_tokens: int) -> tuple[tuple[int, int], ...]:
-    """Return the sequence and its chunk for every chunk of delta nets.
+    """Return the sequence and its chunk for every chunk of running states.
 
     `captured_tokens`: pad with (-1, 0) to the chunks that a graph of so many tokens can have; 0: no graph."""
     chunks = [
@@ -360,9 +360,9 @@ class BatchSlices(NamedTuple):
     tiles: BufferSlice
     dequantized: BufferSlice
     offsets: BufferSlice | None = None
-    """Offsets of tokens from the first token of their sequence [T]; None: no delta nets."""
+    """Offsets of tokens from the first token of their sequence [T]; None: no running states."""
     chunks: BufferSlice | None = None
-    """Chunks of delta nets; None: no delta nets."""
+    """Chunks of delta nets; None: no running states."""
 
 
 def write_batch(

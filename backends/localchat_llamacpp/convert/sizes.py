@@ -17,20 +17,34 @@ class ConvertedFamily(NamedTuple):
     """A class of transformers that converts to an architecture of llama.cpp."""
 
     architecture: str
-    activation: str
+    activation: str = "silu"
     norm_shift: float = 0.0
     """Number that the class adds to the weights of its norms."""
+    defaults: Mapping[str, Any] = {}
+    """Fields that config.json may omit."""
 
 
+_GEMMA3: Final = ConvertedFamily(
+    "gemma3",
+    "gelu_pytorch_tanh",
+    1.0,
+    {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "vocab_size": 262_208,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+    },
+)
 FAMILIES: Final[Mapping[str, ConvertedFamily]] = {
-    "LlamaForCausalLM": ConvertedFamily("llama", "silu"),
-    "MistralForCausalLM": ConvertedFamily("llama", "silu"),
-    "Qwen2ForCausalLM": ConvertedFamily("qwen2", "silu"),
-    "Qwen3ForCausalLM": ConvertedFamily("qwen3", "silu"),
-    "Gemma3ForCausalLM": ConvertedFamily("gemma3", "gelu_pytorch_tanh", norm_shift=1.0),
-    "Gemma3ForConditionalGeneration": ConvertedFamily(
-        "gemma3", "gelu_pytorch_tanh", norm_shift=1.0
-    ),
+    "LlamaForCausalLM": ConvertedFamily("llama"),
+    "MistralForCausalLM": ConvertedFamily("llama"),
+    "Qwen2ForCausalLM": ConvertedFamily("qwen2"),
+    "Qwen3ForCausalLM": ConvertedFamily("qwen3", defaults={"head_dim": 128}),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
 }
 _SIZES: Final = {
     "num_hidden_layers": "block_count",
@@ -64,8 +78,9 @@ class CheckpointConfig:
             raise self._unsupported(
                 f"its weights are quantized ({method}); use the original checkpoint"
             )
-        self._fields = {**config, **(config.get("text_config") or {})}
         self.family = FAMILIES[self._class]
+        text = config.get("text_config") or {}
+        self._fields = {**self.family.defaults, **config, **text}
 
     @property
     def heads(self) -> int:
@@ -80,13 +95,10 @@ class CheckpointConfig:
     @property
     def tied(self) -> bool:
         """Whether the output has the weights of the token embedding."""
-        default = self.family.architecture == "gemma3"
-        return bool(self._fields.get("tie_word_embeddings", default))
+        return bool(self._fields.get("tie_word_embeddings"))
 
     @property
     def _head_width(self) -> int:
-        if self.family.architecture == "gemma3":
-            return self._whole("head_dim", 256)
         return self._whole("head_dim", self._whole("hidden_size") // self.heads)
 
     def numbers(self) -> Numbers:
@@ -149,10 +161,7 @@ class CheckpointConfig:
         return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
 
     def _rope_base(self) -> float:
-        default = 1e4
-        if self.family.architecture == "gemma3":
-            default = 1e6
-        return float(self._rope().get("rope_theta") or self._real("rope_theta", default))
+        return float(self._rope().get("rope_theta") or self._real("rope_theta", 1e4))
 
     def _rope_scaling(self) -> Numbers:
         rope = self._rope()

@@ -92,8 +92,10 @@ def plan(
         note = "This llama.cpp cannot run its prediction head."
     elif without.gpu_layers and not machine.unified_memory:
         note = "Its prediction head drafts only on a CPU and on Apple silicon."
-    if note or not without.fits:
-        return replace(without, notes=(*without.notes, note) if note else without.notes)
+    if note:
+        return replace(without, notes=(*without.notes, note))
+    if not without.fits:
+        return without
     with_head = planned(head=True)
     own_bytes = with_head.total_bytes - without.total_bytes
     if _layout(with_head) != _layout(without):

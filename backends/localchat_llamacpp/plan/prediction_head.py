@@ -24,8 +24,8 @@ _SEVERAL: Final = frozenset({"hy_v3", "mimo2", "step35"})
 def has_head(shape: ModelShape) -> bool:
     """Return whether llama.cpp can draft with a prediction head in this file."""
     count = shape.all_layers - len(shape.layers)
-    known = shape.architecture in _SEVERAL or (shape.architecture in _SINGLE and count == 1)
-    if not known or not shape.head or shape.header is None:
+    runs = shape.architecture in _SEVERAL or (shape.architecture in _SINGLE and count == 1)
+    if not runs or not shape.head or shape.header is None:
         return False
     joint = f"blk.{len(shape.layers)}.nextn.eh_proj.weight"
     return any(tensor.name == joint for tensor in shape.header.tensors)

@@ -168,12 +168,5 @@ def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:
         info = engine.info()
     except LocalchatError:
         return None
-    return AnswerMetrics(
-        model=info.model,
-        backend=info.backend,
-        quantization=info.quantization,
-        kv_type=info.kv_type,
-        adapters=info.adapters,
-        draw_seed=answer.accepted.seed if answer.accepted else 0,
-        done=answer.done,
-    )
+    seed = answer.accepted.seed if answer.accepted else 0
+    return AnswerMetrics.of(info, seed, answer.done)

@@ -10,8 +10,10 @@ from localchat.cli.context import app_context
 from localchat.cli.measure.options import (
     default_model,
     models_argument,
+    own_prompts,
     parse_counts,
     parse_milliseconds,
+    parse_rates,
     record_options,
     vary_option,
 )
@@ -44,7 +46,7 @@ _MAX_CLIENTS: Final = 4096
     multiple=True,
     metavar="NAME",
     help=(
-        "Shape of the requests: chat, prompt, writing, prefix, edit, all, or tokens such "
+        "Shape of the requests: chat, prompt, writing, prefix, edit, disruption, all, or tokens such "
         "as 512+128. Repeatable. Default: chat."
     ),
 )
@@ -56,12 +58,21 @@ _MAX_CLIENTS: Final = 4096
     help="Your own prompts instead of a shape: JSONL, as for batch.",
 )
 @click.option(
+    "--history", is_flag=True, help="Prompts of your own conversations instead of a shape."
+)
+@click.option(
     "--context",
     metavar="LIST",
     help="Tokens of conversation before each request, for example 0,2k,8k. Default: 0.",
 )
 @click.option(
     "--clients", metavar="LIST", help="Numbers of clients, for example 1,4,16. Default: a sweep."
+)
+@click.option(
+    "--rate",
+    "rates",
+    metavar="LIST",
+    help="Requests per second that arrive at random, for example 0.5,2. Default: clients.",
 )
 @click.option(
     "--max-clients",
@@ -74,7 +85,7 @@ _MAX_CLIENTS: Final = 4096
     "--requests",
     type=click.IntRange(1),
     metavar="N",
-    help="Requests of each client. Default: as many as fit in --seconds.",
+    help="Requests of each client, or at each rate. Default: as many as fit in --seconds.",
 )
 @click.option(
     "--seconds",
@@ -121,8 +132,10 @@ def command(ctx: click.Context, /, **_: object) -> int:
 
     MODEL is a model of this machine, which gets a server of its own; the address of a running server, such as
     http://127.0.0.1:8114; or remote:NAME of the settings. Several models are measured in turns. Clients send
-    request after request over HTTP. Their number rises until more clients add no throughput. Ctrl+C stops the
-    benchmark and stores the results so far.
+    request after request over HTTP. Their number rises until more clients add no throughput. With --rate,
+    requests arrive at random, whether or not earlier ones were answered. The shape disruption lets streams
+    decode, and shows what a burst of long prompts does to them. Ctrl+C stops the benchmark and stores the
+    results so far.
     """
     from localchat.config.paths import find_paths
     from localchat.measure.plot import bench_svg
@@ -141,7 +154,7 @@ def _measure(ctx: click.Context) -> "MeasuredResult[BenchRecord]":
     from localchat.fit.contention import CpuWatch
     from localchat.measure.bench_report import missed_targets
     from localchat.measure.records import BenchRecord, MachineRecord, now
-    from localchat.measure.sweep import Sweep
+    from localchat.measure.sweep import Sweep, without_prompts
     from localchat.measure.variants import is_running
 
     spec = sweep_spec(ctx)
@@ -162,7 +175,7 @@ def _measure(ctx: click.Context) -> "MeasuredResult[BenchRecord]":
     record = BenchRecord(
         at=began_at,
         machine=MachineRecord.of(usable_machine()),
-        spec=spec,
+        spec=without_prompts(spec),
         served=tuple(sweep.served.values()),
         points=tuple(sweep.points),
         energy=sweep.meter.sources,
@@ -177,18 +190,33 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
     from localchat.measure.statistics import LatencyTarget
     from localchat.measure.sweep import SweepSpec
     from localchat.measure.variants import parse_vary, variants
-    from localchat.measure.workload import SHAPES, parse_shape, prompt_shape
+    from localchat.measure.workload import (
+        SHAPES,
+        conversations_shape,
+        parse_shape,
+        prompt_shape,
+    )
 
     options = ctx.params
     models = options["words"] or (default_model(ctx),)
     names = options["shape_words"] or ("chat",)
     if _ALL in names:
-        names = tuple(SHAPES)
+        names = tuple(name for name in SHAPES if name != "disruption" or not options["rates"])
     shapes = tuple(parse_shape(name) for name in dict.fromkeys(names))
+    own = [flag for flag in ("prompts_file", "history", "shape_words") if options[flag]]
+    if len(own) > 1:
+        raise UsageError(
+            "--prompts, --history and --shape exclude each other", hint="give one of them"
+        )
     if options["prompts_file"] is not None:
-        if options["shape_words"]:
-            raise UsageError("--prompts and --shape exclude each other")
         shapes = (prompt_shape(options["prompts_file"]),)
+    if options["history"]:
+        shapes = (conversations_shape("own conversations", own_prompts(app_context(ctx))),)
+    rates = parse_rates(options["rates"])
+    if rates and options["clients"]:
+        raise UsageError("--rate and --clients exclude each other", hint="give one of them")
+    if rates and any(shape.kind == "disruption" for shape in shapes):
+        raise UsageError("the shape disruption has clients", hint="leave --rate out")
     combinations = variants(models, parse_vary(options["vary"]), options["parallel"])
     return SweepSpec(
         variants=combinations,
@@ -204,6 +232,7 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
             parse_milliseconds(options["tpot"], "--tpot"),
         ),
         temperature=options["temperature"],
+        rates=rates,
     )
 
 
@@ -224,8 +253,8 @@ def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
             "them."
         )
     yield (
-        f"{stored_as(record, complete=record.complete)}; times are p50/p90/p99, or median "
-        "[minimum-maximum] of fewer than 20 requests."
+        f"{stored_as(record, complete=record.complete)}; times are p50/p95/p99, p50/p95/max below 100 values, "
+        "median [minimum-maximum] below 20."
     )
 
 

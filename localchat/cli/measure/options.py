@@ -7,11 +7,15 @@ from typing import Final, TypeVar
 
 import click
 
+from localchat.cli.context import AppContext
 from localchat.cli.options import UserPath, complete_model
 from localchat.errors import UsageError
 
 _DURATION: Final = re.compile(r"([\d.]+)\s*(ms|s|min|h|)")
 _UNITS_MS: Final = {"ms": 1.0, "": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3}
+_MAX_RATE: Final = 10_000.0
+_MAX_CONVERSATIONS: Final = 200
+_PLAIN_ROLES: Final = ("system", "user", "assistant")
 _MAX_COUNT: Final = 1_000_000_000
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., object])
@@ -77,6 +81,47 @@ def parse_counts(
             raise UsageError(f"{flag} {text}: {part!r} is too large; it is at most {maximum:,}")
         counts[count] = None
     return tuple(counts)
+
+
+def parse_rates(text: str | None) -> tuple[float, ...]:
+    """Parse `0.5,2` as requests per second; empty without a text. Raises UsageError."""
+    if text is None:
+        return ()
+    rates = []
+    for part in map(str.strip, text.split(",")):
+        try:
+            rate = float(part)
+        except ValueError:
+            rate = 0.0
+        if not 0 < rate <= _MAX_RATE:
+            raise UsageError(
+                f"--rate {text}: {part!r} is not a number of requests per second",
+                hint="as in --rate 0.5,2",
+            )
+        rates.append(rate)
+    return tuple(dict.fromkeys(rates))
+
+
+def own_prompts(app: AppContext) -> list[tuple[dict[str, str], ...]]:
+    """Return the newest conversations up to their last question. Raises UsageError without any."""
+    from localchat.cli.chat.conversation_options import open_history
+    from localchat.config.paths import find_paths
+
+    prompts = []
+    with open_history(find_paths(app.environ), to_read=True) as history:
+        for summary in history.list()[:_MAX_CONVERSATIONS]:
+            messages = [
+                {"role": node.message.role, "content": node.message.content}
+                for node in history.load(summary.id).path()
+                if node.message.content and node.message.role in _PLAIN_ROLES
+            ]
+            while messages and messages[-1]["role"] != "user":
+                messages.pop()
+            if messages:
+                prompts.append(tuple(messages))
+    if not prompts:
+        raise UsageError("--history: there are no conversations yet", hint="or give --prompts FILE")
+    return prompts
 
 
 def parse_milliseconds(text: str | None, flag: str) -> float | None:

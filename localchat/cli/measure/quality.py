@@ -86,17 +86,20 @@ _NEEDLE_LENGTHS: Final = (1024, 4096)
     metavar="FILE",
     help="Questions with their exact answers, as JSONL. Default: none.",
 )
+@click.option("--speed", is_flag=True, help="Measure the speed of an answer too.")
 @click.option(
     "--only",
     metavar="LIST",
-    help="Tests to run: text, greedy, json, tools, needles, questions. Default: all.",
+    help="Tests to run: text, greedy, json, tools, needles, questions, speed. Default: all but speed.",
 )
 @click.option(
     "--gate",
     "gates",
     multiple=True,
+    is_flag=False,
+    flag_value="grade=close",
     metavar="NAME=LIMIT",
-    help="Exit with 1 if a model misses this limit, as kl=0.02, top1=0.95 or grade=close; repeatable.",
+    help="Exit with 1 if a model misses this limit, as kl=0.02 or top1=0.95; repeatable. Alone: grade=close.",
 )
 @load_flags
 @record_options
@@ -124,6 +127,7 @@ def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
     from localchat.cli.measure.progress import MeasureProgress
     from localchat.cli.measure.targets import QualityTargets
     from localchat.cli.streams import Terminal
+    from localchat.fit.contention import CpuWatch
     from localchat.measure.comparison import Comparison
     from localchat.measure.records import MachineRecord, QualityRecord, now
     from localchat.measure.variants import is_running
@@ -139,12 +143,17 @@ def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
     targets = QualityTargets(ctx, terminal)
     targets.check(variants)
     began_at = now()
+    watch = CpuWatch()
     with MeasureProgress(terminal) as progress:
         bos = not any(is_running(variant.model) for variant in variants)
         comparison = Comparison(
             plan.spec, plan.text, plan.questions, targets.open, progress.show_quality, bos
         )
         end = run_to_end(comparison.run)
+    others_share = 0.0
+    if not any(is_running(variant.model) for variant in variants):
+        # A running server counts as another program, so the share says nothing.
+        others_share = watch.others_share()
     measured = tuple(comparison.measured)
     if not measured:
         return MeasuredResult(None, end)
@@ -155,6 +164,7 @@ def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
         measured=measured,
         verdicts=tuple(verdicts(measured)),
         complete=end.complete,
+        others_share=others_share,
     )
     missed = [f"gate missed: {failure}" for failure in failures(measured, gates)]
     return MeasuredResult(record, end, missed)
@@ -184,7 +194,7 @@ def _comparison_plan(ctx: click.Context, app: AppContext) -> _ComparisonPlan:
     text_name, text = _read_text(app, options["text_file"], history=options["history"])
     spec = QualitySpec(
         variants=combinations,
-        tests=_parse_tests(options["only"], questions),
+        tests=_parse_tests(options["only"], questions, speed=options["speed"]),
         text=text_name,
         text_digest=hashlib.sha256(text.encode()).hexdigest()[:16],
         window_tokens=options["window"],
@@ -197,13 +207,18 @@ def _comparison_plan(ctx: click.Context, app: AppContext) -> _ComparisonPlan:
     return _ComparisonPlan(spec, text, questions)
 
 
-def _parse_tests(only: str | None, questions: "Sequence[ExamQuestion]") -> tuple[str, ...]:
+def _parse_tests(
+    only: str | None, questions: "Sequence[ExamQuestion]", *, speed: bool
+) -> tuple[str, ...]:
     """Return the tests to run. Raises UsageError."""
     from localchat.measure.comparison import TESTS
 
     if only is None:
-        return tuple(test for test in TESTS if test != "questions" or questions)
+        optional = {"questions": bool(questions), "speed": speed}
+        return tuple(test for test in TESTS if optional.get(test, True))
     names = [name.strip() for name in only.split(",")]
+    if speed:
+        names.append("speed")
     if unknown := next((name for name in names if name not in TESTS), None):
         raise UsageError(f"--only: unknown test {unknown!r}", hint=f"use one of {', '.join(TESTS)}")
     if "questions" in names and not questions:

@@ -22,6 +22,8 @@ NO_SPEED: Final = "Speed unknown: it cannot be estimated on this machine"
 _HEAD: Final = ("QUANTIZATION", "SIZE", "LONGEST CONTEXT", "SPEED", "LOSS")
 _READING_TOKENS_PER_S: Final = 5.0
 """Rate at which people read. Slower models are no choice for a chat."""
+_ROOMY_SHARE: Final = 0.75
+"""Share of the memory that is free for a model without other large programs."""
 _MIN_CELLS = 16
 _MAX_CELLS = 60
 """Widest memory bar."""
@@ -107,7 +109,12 @@ def _why_none(page: FitPage) -> str:
     else:
         smallest = rows[-1]
         reason = f"Even {smallest.quantization}, {size(smallest.size_bytes)}, does not fit"
-    return f"Take another model here. {reason}. What makes room: localchat fit {page.verdict.name}"
+    verdict = page.verdict
+    advice = f"What makes room: localchat fit {verdict.name}"
+    if verdict.plan.total_bytes < _ROOMY_SHARE * verdict.memory_bytes:
+        used = f"{size(verdict.others_bytes)} of {size(verdict.memory_bytes)}"
+        advice = f"Other programs use {used}: without them, {verdict.name} fits"
+    return f"Take another model here. {reason}. {advice}"
 
 
 def _other_model_lines(verdict: "FitReport", paths: "Paths", machine: "Machine") -> Iterator[str]:
@@ -120,6 +127,12 @@ def _other_model_lines(verdict: "FitReport", paths: "Paths", machine: "Machine")
     if plan.missing or (plan.fits and not is_slow):
         return
     recommendations = recommended_models(paths, machine)
+    if plan.fits and speed is not None:
+        recommendations = tuple(
+            recommendation
+            for recommendation in recommendations
+            if (recommendation.tokens_per_s or 0) > speed.tokens_per_s
+        )
     if not recommendations:
         return
     reason = ""

@@ -113,10 +113,6 @@ class HostBlocks:
                 self._left.remove(number)
                 self._free.append(number)
 
-    def pinned(self, number: int) -> bool:
-        """Whether a block's bytes are in use outside the plans."""
-        return self._pins[number] > 0
-
     def check(self, nodes: list[PrefixNode], reserved: int) -> None:
         """Check integrity. Raises AssertionError.
 

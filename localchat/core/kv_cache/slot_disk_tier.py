@@ -21,7 +21,6 @@ from localchat.core.kv_cache.disk_tier import (
     DiskRead,
     DiskTier,
 )
-from localchat.core.kv_cache.manager import exact_chunk_tokens
 from localchat.core.kv_cache.slots import SlotKVCacheManager, UnstoredText
 from localchat.core.kv_cache.token_prefix import Ids
 from localchat.core.sequence import RequestState
@@ -35,8 +34,8 @@ _RANGE_BYTES = 2_000_000
 _RANGE_TOKENS = 256
 _MAX_RANGE_TOKENS = 4096
 _MAX_PENDING_BYTES = 128_000_000
-_EXACT = "\0exact"
-"""Suffix of the salt of texts whose KV has the bits of a fresh computation."""
+_EXACT = "\0exact by turns"
+"""Suffix of the salt of texts whose KV has the bits of a fresh computation. Names the rule of the chunks."""
 
 
 class SlotDiskTier(DiskTier):
@@ -64,7 +63,6 @@ class SlotDiskTier(DiskTier):
         self._kv_cache = kv_cache
         self._whole = can.exports == "whole"
         self._bytes_per_token = max(1, can.bytes_per_token)
-        self._exact_chunk = exact_chunk_tokens(can)
         self._range_tokens = range_tokens or _range_tokens(self._bytes_per_token)
         self._min_tokens = min_tokens
         self._min_read_tokens = min_read_tokens
@@ -83,10 +81,8 @@ class SlotDiskTier(DiskTier):
         request_state.disk_exact = match is matches[0]
         if match.tokens < self._min_read_tokens:
             return None
-        chunk = self._exact_chunk if request_state.deterministic else 0
-        if chunk and request_state.media:
-            # The scheduler chooses where the prefix ends.
-            chunk = 1
+        # The scheduler chooses where an exact prefix ends.
+        chunk = int(request_state.deterministic)
         cached = self._kv_cache.find_prefix(request_state.tokens, request.salt, chunk).cached
         if match.tokens >= cached + self._min_read_tokens:
             return match

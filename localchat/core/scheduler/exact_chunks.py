@@ -1,12 +1,56 @@
 """Prompt chunks of requests that must compute the same bits cold and warm.
 
 A text is divided into chunks of a fixed length. A picture begins a chunk, and so does the text after it, so
-that another question about the same picture reuses all of it.
+that another question about the same picture reuses all of it. In a cache of slots, so does the text after each
+turn of a conversation: other questions reuse a short system prompt, and a follow-up reuses the question before
+it.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Container, Sequence
 
 from localchat.backend_api.media import MediaSpan
+
+_MIN_TURN_TOKENS = 16
+"""Tokens after a cut without another cut, because narrow steps cost more per token."""
+_MAX_JOINED_TOKENS = 63
+"""Widest last chunk that is joined from two. Wider steps compute attention in tiles, narrow ones do not."""
+
+
+class TurnCuts:
+    """Positions between the chunks of a prompt, chosen by the turns in it.
+
+    Each cut depends only on the tokens before it. So prompts with a common prefix have the same cuts in it.
+    """
+
+    def __init__(self, tokens: Sequence[int], turn_ends: Container[int], chunk: int) -> None:
+        """`turn_ends`: ids of the tokens that end a turn. `chunk`: tokens of the longest chunk."""
+        self._length = len(tokens)
+        turns = [end for end, token in enumerate(tokens, 1) if token in turn_ends]
+        self._cuts = cuts = [0]
+        for end in (*turns, self._length):
+            cuts += range(cuts[-1] + chunk, end, chunk)
+            if end < self._length and end - cuts[-1] >= _MIN_TURN_TOKENS:
+                cuts.append(end)
+        if len(cuts) > 1 and self._length - cuts[-2] <= min(_MAX_JOINED_TOKENS, chunk):
+            # A chunk of a few tokens costs nearly as much as a wider one.
+            cuts.pop()
+
+    @property
+    def last(self) -> int:
+        """Start of the last chunk, which is always computed."""
+        return self._cuts[-1]
+
+    def floor(self, position: int) -> int:
+        """Return the last cut up to `position`."""
+        return self._cuts[bisect_right(self._cuts, position) - 1]
+
+    def end(self, start: int) -> int:
+        """Return the end of the chunk that contains a token of the prompt."""
+        index = bisect_right(self._cuts, start)
+        if index == len(self._cuts):
+            return self._length
+        return self._cuts[index]
 
 
 def chunk_end(media: Sequence[MediaSpan], start: int, chunk: int) -> int:

@@ -8,7 +8,7 @@ scheduler handles token ids and bookkeeping only. It never waits and never calls
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 
 from localchat.backend_api.interface import (
@@ -30,7 +30,7 @@ from localchat.core.kv_cache.manager import (
     exact_chunk_tokens,
 )
 from localchat.core.scheduler.decode_run import DecodeRun, may_repeat
-from localchat.core.scheduler.exact_chunks import chunk_end, chunk_floor, whole_end
+from localchat.core.scheduler.exact_chunks import TurnCuts, chunk_end, chunk_floor, whole_end
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep, StepBuilder
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import Sequence, State
@@ -79,9 +79,14 @@ class Scheduler:
         token_budget: TokenBudget,
         draft_planner: DraftPlanner,
         encode: Callable[[Sequence, list[MediaChunk]], None] | None = None,
+        turn_ends: Container[int] = (),
     ) -> None:
-        """`encode`: computes the embeddings of a sequence's chunks, and then adds the sequence again."""
+        """`encode`: computes the embeddings of a sequence's chunks, and then adds the sequence again.
+
+        `turn_ends`: ids of the tokens that end a turn of a conversation.
+        """
         self._can = capabilities
+        self._turn_ends = turn_ends
         self._encode = encode
         self._draft_planner = draft_planner
         self._kv_cache = kv_cache
@@ -93,6 +98,7 @@ class Scheduler:
             and capabilities.window_blocks == 0
             and capabilities.rewind == "any"
         )
+        self._cuts_turns = capabilities.block_tokens == 0 and capabilities.rewind != "checkpoint"
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._memory_ops: list[MemoryOp] = []
@@ -127,7 +133,8 @@ class Scheduler:
         if sequence in self.running:
             self.running.remove(sequence)
             if keep and sequence.uncommitted:
-                self._kv_cache.commit(sequence.number, sequence.tokens, sequence.computed)
+                update = self._kv_cache.commit(sequence.number, sequence.tokens, sequence.computed)
+                self.add_memory_ops(update.memory)
             sequence.uncommitted = False
             self.add_memory_ops(self._kv_cache.release(sequence.number, keep=keep).memory)
         elif sequence in self.waiting:
@@ -481,10 +488,16 @@ class Scheduler:
             if alone and self._can.rewind != "checkpoint":
                 width = sequence.needs
             return min(width, chunk)
+        prompt_tokens = request_state.prompt_tokens
+        cuts = request_state.cuts
+        if cuts is not None and sequence.in_prompt:
+            chunk = cuts.end(sequence.launched) - sequence.launched
+            if alone:
+                width = sequence.needs
+            return min(width, chunk)
         chunk = self._exact_chunk - sequence.launched % self._exact_chunk
         if not alone or self._can.rewind == "checkpoint":
             return min(width, chunk)
-        prompt_tokens = request_state.prompt_tokens
         if self._last_exact_chunk(prompt_tokens) <= sequence.launched < prompt_tokens:
             return prompt_tokens - sequence.launched
         return min(sequence.needs, chunk)
@@ -534,15 +547,22 @@ class Scheduler:
         """Count the tokens of a row whose shape a later request would repeat."""
         end = row.start + row.width
         chunk = self._exact_chunk
+        request_state = sequence.request_state
+        cuts = request_state.cuts
         if row.start < sequence.exact:
             # Part of the previous step failed, so the rest has another shape.
-            sequence.exact = chunk_floor(sequence.request_state.media, row.start, chunk)
-        whole = end == chunk_end(sequence.request_state.media, row.start, chunk)
-        is_whole = row.start == sequence.exact and whole
-        in_prompt = end <= sequence.request_state.prompt_tokens
-        request_state = sequence.request_state
+            if cuts is None:
+                sequence.exact = chunk_floor(request_state.media, row.start, chunk)
+            else:
+                sequence.exact = cuts.floor(row.start)
+        if cuts is None:
+            is_whole = end == chunk_end(request_state.media, row.start, chunk)
+        else:
+            is_whole = row.start < cuts.last and end == cuts.end(row.start)
+        follows = row.start == sequence.exact
+        in_prompt = end <= request_state.prompt_tokens
         alone = all(other.sequence.request_state is request_state for other in step.scheduled_rows)
-        if sequence.exact_mode and is_whole and in_prompt and alone:
+        if sequence.exact_mode and follows and is_whole and in_prompt and alone:
             sequence.exact = end
 
     def _make_room(self, step: StepBuilder, sequence: Sequence, width: int) -> bool:
@@ -690,6 +710,8 @@ class Scheduler:
             return False
         request_state = sequence.request_state
         sequence.exact_mode = self._is_exact(sequence)
+        if sequence.exact_mode and self._cuts_turns and not request_state.media:
+            request_state.cuts = TurnCuts(request_state.tokens, self._turn_ends, self._exact_chunk)
         hit = self._find_prefix(sequence)
         if chunks := missing_chunks(request_state.media, hit.cached):
             # It waits elsewhere, and others pass it.
@@ -777,11 +799,21 @@ class Scheduler:
             # Chunks of a text with pictures do not begin at multiples of their length.
             prompt = tokens[: request_state.prompt_tokens]
             return self._kv_cache.find_prefix(prompt, request_state.request.salt, 1)
+        if request_state.cuts is not None:
+            return self._find_at_cut(sequence, tokens, request_state.cuts)
         # The last chunk is wider than those of a longer prompt, whose KV has other bits.
         end = self._last_exact_chunk(request_state.prompt_tokens) + 1
         return self._kv_cache.find_prefix(
             tokens[:end], request_state.request.salt, self._exact_chunk
         )
+
+    def _find_at_cut(self, sequence: Sequence, tokens: list[int], cuts: TurnCuts) -> PrefixHit:
+        """Find a prefix that ends where a chunk of the prompt ends."""
+        salt = sequence.request_state.request.salt
+        hit = self._kv_cache.find_prefix(tokens[: cuts.last + 1], salt, 1)
+        while (end := cuts.floor(hit.cached)) < hit.cached:
+            hit = self._kv_cache.find_prefix(tokens[: end + 1], salt, 1)
+        return hit
 
     def _has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
         if not self.running:

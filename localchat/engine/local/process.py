@@ -62,7 +62,6 @@ class ChildProcess:
         self,
         on_frame: Callable[[FromChild], None],
         on_exit: Callable[["ChildProcess"], None],
-        module: str = "localchat.core",
     ) -> None:
         """on_frame: receives each frame, from a thread or an event loop. on_exit: called by a thread."""
         self._on_frame = on_frame
@@ -77,7 +76,7 @@ class ChildProcess:
         environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
         with _sigint_blocked():
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
+                [sys.executable, "-P", "-m", "localchat.core"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -115,9 +115,7 @@ def match_name(name: str, models: Sequence[ExternalModel]) -> ExternalModel | No
     return _only(matches, name)
 
 
-def find_by_suffix(
-    name: str, environ: Mapping[str, str], *, root: Path = Path("/")
-) -> ExternalModel | None:
+def find_by_suffix(name: str, environ: Mapping[str, str]) -> ExternalModel | None:
     """Return the only usable model whose name ends with `name`, as in `ollama/smollm2:135m`.
 
     A tag or a file after the name may be missing. Raises UsageError if several models match.
@@ -127,7 +125,7 @@ def find_by_suffix(
         return None
     matches = [
         model
-        for model in find_external_models(environ, root=root).models
+        for model in find_external_models(environ).models
         if model.path is not None
         and any(_ends_with(own_name.casefold(), folded) for own_name in (model.name, model.long))
     ]

@@ -21,11 +21,11 @@ class ConfirmScreen(ModalScreen[bool]):
         Binding("y", "answer(True)", show=False),
     ]
 
-    def __init__(self, title: str, about: str, yes: str, no: str = "Not now") -> None:
+    def __init__(self, title: str, about: str, yes: str) -> None:
         super().__init__()
         self._title = title
         self._about = about
-        self._answers = (yes, no)
+        self._answers = (yes, "Not now")
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog", classes="-small") as box:

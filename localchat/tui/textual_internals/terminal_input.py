@@ -1,7 +1,8 @@
 """Splits the bytes of a terminal into keys and pastes, before Textual's parser reads them.
 
 Textual 8.2 reads escape codes inside a bracketed paste as keys, and decodes bytes strictly. Here a paste is
-everything between its two markers, whatever it contains, and an invalid byte becomes U+FFFD.
+everything between its two markers, whatever it contains, and an invalid byte becomes U+FFFD. The reply to the
+query of background.py is removed from the keys.
 
 Importing this module imports no Textual.
 
@@ -15,6 +16,8 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from localchat.tui.textual_internals.background import Background, background_of, is_linux_driver
 
 if TYPE_CHECKING:
     from textual.driver import Driver
@@ -36,6 +39,8 @@ _ESCAPE_THEN_TEXT: Final = re.compile(
     r"\x1b(?=(?:[^\x00-\x20\x7f0-9\[\\\]OPNX^_]|[OPNX][a-z])[^\x00-\x1f\x7f]{3})"
 )
 """The escape key before typed text. No terminal sends so many characters for one key."""
+_REPLY: Final = re.compile(r"\x1b\]11;([^\x07\x1b]{0,64})(?:\x07|\x1b\\)")
+_PARTIAL_REPLY: Final = re.compile(rb"\x1b\](?:1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?)?\Z")
 
 
 class Keys(NamedTuple):
@@ -54,7 +59,13 @@ class PastedText(NamedTuple):
     text: str
 
 
-TerminalEvent: TypeAlias = Keys | EscapeKey | PastedText
+class BackgroundReply(NamedTuple):
+    """The background color of the terminal, such as `rgb:ffff/ffff/ffff`."""
+
+    color: str
+
+
+TerminalEvent: TypeAlias = Keys | EscapeKey | PastedText | BackgroundReply
 
 
 class TerminalInput:
@@ -163,10 +174,12 @@ class TerminalInput:
         return PastedText(_MARKERS.sub("", text))
 
     def _incomplete_bytes(self) -> int:
-        """Return the length of a partial paste marker at the end of the buffer.
+        """Return the length of a partial reply or paste marker at the end of the buffer.
 
         The escape key alone counts as a partial marker.
         """
+        if reply := _PARTIAL_REPLY.search(self._buffer):
+            return len(reply[0])
         for length in range(len(PASTE_START) - 1, 0, -1):
             if self._buffer.endswith(PASTE_START[:length]):
                 return length
@@ -175,17 +188,26 @@ class TerminalInput:
     def _take_keys(self, length: int) -> Iterator[TerminalEvent]:
         text = self._decoder.decode(bytes(self._buffer[:length]))
         del self._buffer[:length]
-        first, *others = _ESCAPE_THEN_TEXT.split(text)
-        if first:
-            yield Keys(first)
-        for other in others:
-            yield EscapeKey()
-            yield Keys(other)
+        for index, part in enumerate(_REPLY.split(text)):
+            if index % 2:
+                yield BackgroundReply(part)
+                continue
+            first, *others = _ESCAPE_THEN_TEXT.split(part)
+            if first:
+                yield Keys(first)
+            for other in others:
+                yield EscapeKey()
+                yield Keys(other)
 
 
-def reads_pastes(driver: "type[Driver]") -> "type[Driver]":
-    """Return a driver that reads through `TerminalInput`. Only the Linux driver changes."""
-    if not any(base.__name__ == "LinuxDriver" for base in driver.__mro__):
+def reads_pastes(
+    driver: "type[Driver]", on_background: Callable[[Background], None]
+) -> "type[Driver]":
+    """Return a driver that reads through `TerminalInput`. Only the Linux driver changes.
+
+    `on_background` is called on the thread that reads keys.
+    """
+    if not is_linux_driver(driver):
         return driver
 
     class ReadsPastes(driver):  # type: ignore[misc, valid-type]
@@ -208,7 +230,7 @@ def reads_pastes(driver: "type[Driver]") -> "type[Driver]":
                 else:
                     silent_s += wait_s
                     terminal_events = source.silent(silent_s)
-                for message in _messages(terminal_events, parser.feed):
+                for message in _messages(terminal_events, parser.feed, on_background):
                     self.process_message(message)
                 for message in parser.tick():
                     self.process_message(message)
@@ -224,7 +246,9 @@ def _read(fileno: int) -> bytes:
 
 
 def _messages(
-    terminal_events: Iterable[TerminalEvent], parse: "Callable[[str], Iterable[Message]]"
+    terminal_events: Iterable[TerminalEvent],
+    parse: "Callable[[str], Iterable[Message]]",
+    on_background: Callable[[Background], None],
 ) -> "Iterator[Message]":
     from textual import events
 
@@ -236,3 +260,6 @@ def _messages(
                 yield events.Key("escape", "\x1b")
             case PastedText(text):
                 yield events.Paste(text)
+            case BackgroundReply(color):
+                if (background := background_of(color)) is not None:
+                    on_background(background)

@@ -159,11 +159,6 @@ class BlockLayout:
         """Number of rows of all blocks, partly estimated."""
         return self._heights.total
 
-    @property
-    def is_streaming(self) -> bool:
-        """Whether the last block is a growing answer."""
-        return bool(self.items) and self.items[-1].markdown is not None
-
     def replace(self, blocks: Iterable[Block]) -> None:
         """Replace all blocks."""
         self.items = []

@@ -146,17 +146,28 @@ def model_first_tokens(
     figures: dict[str, dict[str, float]] = {}
     for server in served:
         for tokens, words in prompt_words.items():
+            before_s = server.all_cpu_s()
             cold = alone(server.port, chat(passage(words, number), 2, temperature=0))
-            name = f"first token of {tokens} tokens: ms"
-            figures.setdefault(name, {})[server.name] = cold.first_s * 1e3
+            cpu_ms = (server.all_cpu_s() - before_s) * 1e3
+            name = f"first token of {tokens} tokens"
+            figures.setdefault(f"{name}: ms", {})[server.name] = cold.first_s * 1e3
+            per_token_ms = cpu_ms / cold.prompt_tokens
+            figures.setdefault(f"{name}: CPU ms per token", {})[server.name] = per_token_ms
     return figures
+
+
+def model_speed(served: Served) -> tuple[float, float]:
+    """Measure seconds per prompt token and per answer token, by a request of its own."""
+    answer = alone(served.port, chat(passage(150, 98), 16, temperature=0))
+    return answer.first_s / answer.prompt_tokens, 1 / answer.tokens_per_s
 
 
 def model_turns(
     words: int, number: int, label: str, sampling: Body, served: Sequence[Served]
 ) -> dict[str, dict[str, float]]:
     """Measure time to first token of a second turn, behind a passage of this many words."""
-    figures: dict[str, float] = {}
+    first_ms: dict[str, float] = {}
+    cpu_ms: dict[str, float] = {}
     opening = f"{passage(words, 20 + number)}\n\nWhat is this text about, {label}?"
     for server in served:
         first = alone(server.port, chat(opening, 32, **sampling))
@@ -165,14 +176,39 @@ def model_turns(
             {"role": "assistant", "content": first.text},
             {"role": "user", "content": "Which of its points do you doubt most?"},
         ]
-        figures[server.name] = alone(server.port, second).first_s * 1e3
-    return {f"second turn, {label}: ms to first token": figures}
+        before_s = server.all_cpu_s()
+        first_ms[server.name] = alone(server.port, second).first_s * 1e3
+        cpu_ms[server.name] = (server.all_cpu_s() - before_s) * 1e3
+    name = f"second turn, {label}"
+    return {f"{name}: ms to first token": first_ms, f"{name}: CPU ms": cpu_ms}
 
 
 def words_for(served: Served, tokens: Sequence[int]) -> dict[int, int]:
     """Return how many words of a passage make prompts of these lengths."""
     count = alone(served.port, chat(passage(400, 99), 1, temperature=0)).prompt_tokens
     return {length: round(length * 400 / count) for length in tokens}
+
+
+def model_long(words: int, clients: int, served: Sequence[Served]) -> dict[str, dict[str, float]]:
+    """Measure clients with long prompts of their own: tok/s of the answers, CPU time, and our preemptions."""
+    figures: dict[str, dict[str, float]] = {}
+    bodies = [
+        chat(passage(words, 60 + number), 32, temperature=0.8, top_k=40, repeat_penalty=1.0)
+        for number in range(clients)
+    ]
+    for server in served:
+        before_s = server.all_cpu_s()
+        spent_s, answers = together(server.port, bodies)
+        tokens = sum(answer.tokens + answer.prompt_tokens for answer in answers)
+        values = {
+            "tok/s, prompts and answers": tokens / spent_s,
+            "CPU ms per token": (server.all_cpu_s() - before_s) / tokens * 1e3,
+        }
+        if (preemptions := server.preemptions()) is not None:
+            values["preemptions"] = preemptions
+        for name, value in values.items():
+            figures.setdefault(f"{clients} long prompts: {name}", {})[server.name] = value
+    return figures
 
 
 def model_memory(served: Sequence[Served]) -> dict[str, dict[str, float]]:

@@ -1,7 +1,9 @@
 """The servers under measurement: localchat of any checkout, and llama.cpp's own inside the wheel xllamacpp."""
 
+import http.client
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from localchat.measure.workload import prose
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTED = "tests.support.scripted_backend:ScriptedBackend"
 _PATIENCE_S = 120.0
+_PREEMPTIONS = re.compile(rb"^localchat\w*preemptions\w*(?:\{.*\})? ([\d.e+]+)$", re.MULTILINE)
 
 _LLAMACPP = """
 import sys, threading, xllamacpp
@@ -49,6 +52,18 @@ class Served(NamedTuple):
         """CPU time of the server and its engines so far."""
         engines = psutil.Process(self.pid).children(recursive=True)
         return sum(map(_cpu_s, (self.pid, *(one.pid for one in engines))))
+
+    def preemptions(self) -> float | None:
+        """Preempted requests so far. None if the server does not report them."""
+        wire = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE_S)
+        try:
+            wire.request("GET", "/metrics")
+            match = _PREEMPTIONS.search(wire.getresponse().read())
+        finally:
+            wire.close()
+        if match is None:
+            return None
+        return float(match[1])
 
     def rss_bytes(self) -> int:
         """Resident memory of the server's own process."""
@@ -135,8 +150,6 @@ def _running(
 
 def wait_ready(served: Served) -> None:
     """Wait until the model is loaded. Raises TimeoutError."""
-    import http.client
-
     end_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < end_s:
         wire = http.client.HTTPConnection("127.0.0.1", served.port, timeout=_PATIENCE_S)

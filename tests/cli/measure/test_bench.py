@@ -89,6 +89,30 @@ def test_a_running_server_is_measured_by_its_address(bench: Bench) -> None:
     assert "No benchmark is stored yet." in bench("--list").out
 
 
+def test_requests_arrive_at_a_rate(bench: Bench, script: Path, tmp_path: Path) -> None:
+    chart = tmp_path / "chart.svg"
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"prompt": "A secret question?", "max_tokens": 8}\n')
+    load = ("--prompts", prompts, "--rate", "20,50", "--requests", "3", "--backend", SCRIPTED)
+    outcome = bench(script, *load, "--svg", chart)
+    assert outcome.code == 0, outcome.err
+    assert "REQUESTS/S" in outcome.out and "requests/s" in outcome.err
+    ElementTree.fromstring(chart.read_text())
+    record = json.loads(bench("--show", "last", "--json").out)
+    assert [point["place"]["rate"] for point in record["points"]] == [20, 50]
+    assert [point["figures"]["requests"] for point in record["points"]] == [3, 3]
+    # Stored results hold no texts.
+    assert "secret" not in json.dumps(record)
+
+
+def test_a_burst_disrupts_running_streams(bench: Bench, script: Path) -> None:
+    outcome = bench(script, "--shape", "disruption", "--clients", "2", "--backend", SCRIPTED)
+    assert outcome.code == 0, outcome.err
+    assert re.search(
+        r"2 clients: while 2 prompts of [\d,]+ tokens are read, the median gap ", outcome.out
+    )
+
+
 def test_two_results_are_compared(bench: Bench, script: Path) -> None:
     for _ in range(2):
         assert bench(script, *SHORT, "--clients", "1").code == 0
@@ -129,6 +153,11 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script
         (("guide", "--tpot", "0ms"), 2, "which is not a time"),
         (("guide", "--context", "0,x"), 2, "--context 0,2k,8k"),
         (("guide", "--clients", "0"), 2, "--clients 1,4,16"),
+        (("guide", "--rate", "0,1"), 2, "as in --rate 0.5,2"),
+        (("guide", "--rate", "1", "--clients", "1"), 2, "--rate and --clients exclude each other"),
+        (("guide", "--rate", "1", "--shape", "disruption"), 2, "leave --rate out"),
+        (("guide", "--history"), 2, "there are no conversations yet"),
+        (("guide", "--history", "--shape", "chat"), 2, "exclude each other"),
         (("guide", "--vary", "kv-typ=f16,q8_0"), 2, "did you mean kv-type"),
         (("guide", "--svg", "/nowhere/at/all.svg"), 2, "no folder /nowhere/at"),
         (("guide", "--list"), 2, "exclude each other"),

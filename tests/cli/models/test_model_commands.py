@@ -16,6 +16,7 @@ from tests.support.external_stores import Hub, Ollama, gguf
 from tests.support.gguf_files import write_split
 from tests.support.llamacpp_models import write_llama
 from tests.support.terminal_screen import Call, Outcome, Screen
+from tests.support.tiny_checkpoints import write_checkpoint
 
 OLLAMA = "registry.ollama.ai/library"
 Verb = Callable[..., Outcome]
@@ -428,3 +429,20 @@ def test_quantize_writes_a_model_that_runs_by_name(
     assert again.code == 2 and "exists already" in again.err
     unknown = verb("quantize", source, "--type", "q4_k_x")
     assert unknown.code == 2 and "Q4_K_M" in unknown.err
+
+
+def test_quantize_converts_a_checkpoint_to_the_file_that_is_named(
+    verb: Verb, models_dir: Path, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path / "in", "qwen3")
+    target = tmp_path / "out.gguf"
+    outcome = verb("quantize", tmp_path / "in", target, "--type", "f16")
+    assert outcome.code == 0, outcome.err
+    assert f"localchat run {target}" in outcome.err
+    assert read_header(target).quantization == "F16"
+    twice = verb("quantize", tmp_path / "in", target, "-o", target, "--type", "f16")
+    assert twice.code == 2 and "named twice" in twice.err
+    (tmp_path / "in" / "tokenizer.json").unlink()
+    broken = verb("quantize", tmp_path / "in", tmp_path / "other.gguf", "--type", "f16")
+    assert broken.code == 3 and "tokenizer.json" in broken.err
+    assert not (tmp_path / "other.gguf").exists()

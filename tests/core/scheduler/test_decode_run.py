@@ -8,7 +8,8 @@ import pytest
 from localchat.backend_api.interface import LAST, NewBlocks, StepPlan, StepRow
 from tests.support.engine_core_bench import Bench, capabilities, request
 
-AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
+CACHES: list[dict[str, Any]] = [{"block_tokens": 4, "depth": 2}, {"depth": 1}, {"depth": 2}]
+"""Blocks, and slots of runners that compute one step or two at once."""
 
 
 def test_unmoved_rows_start_later_and_have_the_new_blocks() -> None:
@@ -21,9 +22,9 @@ def test_unmoved_rows_start_later_and_have_the_new_blocks() -> None:
 class MovingBench(Bench):
     """A bench whose requests arrive and are cancelled at random, and its plans with moved rows."""
 
-    def __init__(self, *, moves_rows: bool, failures: bool) -> None:
+    def __init__(self, cache: dict[str, Any], *, moves_rows: bool, failures: bool) -> None:
         failing = range(40, 400, 37) if failures else ()
-        super().__init__(capabilities(**AHEAD), stumble=failing, coalesce_s=0.015)
+        super().__init__(capabilities(**cache), stumble=failing, coalesce_s=0.015)
         self.core._scheduler._moves_rows = moves_rows
         self.moved = 0
         launch = self.runner.launch
@@ -59,10 +60,11 @@ class MovingBench(Bench):
 
 
 @pytest.mark.parametrize("failures", [False, True])
+@pytest.mark.parametrize("cache", CACHES, ids=["blocks", "slots", "slots ahead"])
 @pytest.mark.parametrize("seed", range(4))
-def test_moved_rows_give_the_same_texts(seed: int, failures: bool) -> None:
-    plain = MovingBench(moves_rows=False, failures=failures)
-    moving = MovingBench(moves_rows=True, failures=failures)
+def test_moved_rows_give_the_same_texts(seed: int, cache: dict[str, Any], failures: bool) -> None:
+    plain = MovingBench(cache, moves_rows=False, failures=failures)
+    moving = MovingBench(cache, moves_rows=True, failures=failures)
     assert moving.texts(seed) == plain.texts(seed)
     assert plain.moved == 0
     assert moving.moved > 10

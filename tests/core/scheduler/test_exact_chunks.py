@@ -1,9 +1,9 @@
-"""Chunks of prompts with pictures."""
+"""Chunks of prompts with pictures and with turns."""
 
 from dataclasses import dataclass
 
 from localchat.backend_api.media import MediaSpan, placeholder_ids
-from localchat.core.scheduler.exact_chunks import chunk_end, chunk_floor, whole_end
+from localchat.core.scheduler.exact_chunks import TurnCuts, chunk_end, chunk_floor, whole_end
 
 
 @dataclass(frozen=True)
@@ -50,3 +50,42 @@ def test_reused_prefix_ends_at_a_chunk_that_a_fresh_prompt_has_too() -> None:
     assert chunk_floor(media, 13, 10) == 10
     assert chunk_floor(media, 38, 10) == 38
     assert chunk_floor(media, 44, 10) == 40
+
+
+END = 1
+
+
+def cuts_of(*turns: int) -> list[int]:
+    """Return the starts of the chunks of a prompt. Each turn but the last ends with END."""
+    tokens = [token for turn in turns for token in (*[0] * (turn - 1), END)]
+    tokens[-1] = 0
+    cuts = TurnCuts(tokens, {END}, 100)
+    starts = [0]
+    while (end := cuts.end(starts[-1])) < len(tokens):
+        starts.append(end)
+    assert starts[-1] == cuts.last
+    return starts
+
+
+def test_turn_ends_a_chunk_unless_it_ends_soon_after_another_cut() -> None:
+    assert cuts_of(300) == [0, 100, 200]
+    assert cuts_of(30, 250) == [0, 30, 130, 230]
+    assert cuts_of(30, 5, 250) == [0, 30, 130, 230]
+    assert cuts_of(105, 250) == [0, 100, 200, 300]
+
+
+def test_short_last_chunk_is_joined_with_the_one_before() -> None:
+    assert cuts_of(30, 20, 4) == [0, 30]
+    assert cuts_of(30, 70, 4) == [0, 30, 100]
+    assert cuts_of(20, 4) == [0]
+
+
+def test_common_prefix_has_the_same_cuts_in_every_prompt() -> None:
+    turns = (30, 250, 4, 70, 20, 20, 130)
+    tokens = [token for turn in turns for token in (*[0] * (turn - 1), END)]
+    whole = TurnCuts(tokens, {END}, 100)
+    for length in range(1, len(tokens)):
+        cuts = TurnCuts([*tokens[:length], 0], {END}, 100)
+        assert cuts.last == whole.floor(cuts.last)
+        for position in range(cuts.last):
+            assert cuts.end(position) == whole.end(position)
