@@ -41,7 +41,7 @@ VERBS: Final = {
         Verb("show", "models", "Show a model's size, license and capabilities."),
         Verb("fit", "models", "Show which quantization of a model to take, and if it fits."),
         Verb("rm", "models", "Remove models, aliases and imported links."),
-        Verb("quantize", "models", "Write a GGUF model in another quantization."),
+        Verb("quantize", "models", "Write a model as a GGUF file in another quantization."),
         Verb("import", "models", "Add a model file under a name, or all models of a folder."),
         Verb("bench", "measure", "Measure a model or a server under load."),
         Verb(
