@@ -120,7 +120,8 @@ def test_neighbors_with_other_adapters_do_not_mix_and_share_no_cache(llama: Scen
     adapters = llama.opened().info.adapters
     kinds: list[tuple[tuple[int, float], ...]] = [(), ((0, 1.0),), ((0, 0.5),), ((1, 1.0),), ()]
     with load_model(llama.path, lora=llama.lora) as runner:
-        alone = [say(Core(runner, adapters=adapters), lora=lora).tokens for lora in kinds]
+        core = Core(runner, adapters=adapters)
+        alone = [say(core, lora=lora).tokens for lora in kinds]
     assert len(set(map(tuple, alone))) == 4
     with load_model(llama.path, lora=llama.lora) as runner:
         core = Core(runner, adapters=adapters)
