@@ -124,7 +124,10 @@ class GreedyText(msgspec.Struct, frozen=True):
 
 
 class VariantQuality(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All figures of one variant."""
+    """All figures of one variant.
+
+    Size: a column of the table for each figure.
+    """
 
     variant: BenchVariant
     model: str

@@ -121,7 +121,8 @@ def warmth(p: dict[int, float], params: SamplingParams) -> float:
     entropy = -sum(v * math.log(v) for v in p.values() if v > 0) / math.log(len(p))
     low = max(0.0, params.temperature - params.dynatemp_range)
     high = params.temperature + params.dynatemp_range
-    return max(1e-5, low + (high - low) * max(0.0, entropy) ** params.dynatemp_exponent)
+    share: float = max(0.0, entropy) ** params.dynatemp_exponent
+    return max(1e-5, low + (high - low) * share)
 
 
 def reference(z: Row, params: SamplingParams) -> list[int]:

@@ -276,7 +276,7 @@ def test_wrong_arguments_raise_with_their_name() -> None:
         )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _chance_kernel(key, position, out):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     tl.store(out, candidates.chance(candidates.noise(tl.load(key), tl.load(position))))
 

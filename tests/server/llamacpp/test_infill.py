@@ -362,8 +362,8 @@ def test_candidates_and_token_ids_are_reported_on_request(stage: Stage, path: st
     ("field", "nothing", "something"),
     [
         *(("n", 1, 2), ("n_cmpl", 1, 2), ("n_probs", 0, 21), ("n_probs", None, -1)),
-        *(("image_data", [], [{"data": "", "id": 1}]), ("lora", [], [{"id": 0, "scale": 1.0}])),
-        *(("post_sampling_probs", False, True), ("mirostat", 0, 2)),
+        *(("image_data", [], [{"data": "", "id": 1}]), ("mirostat", 0, 2)),
+        ("post_sampling_probs", False, True),
     ],
 )
 def test_what_there_is_not_is_refused_and_a_value_of_nothing_passes(
