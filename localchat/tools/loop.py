@@ -36,7 +36,7 @@ _REPEATED: Final = "[This is the same call as before, with the same result. Answ
 _MIN_RESULT: Final = 1500
 _MAX_RESULT: Final = 16_000
 _INSTRUCTIONS: Final = (
-    "Call a tool only if you need it. Once the results contain the answer, give it in plain words."
+    "Call tools to find out or to act. Once the results contain the answer, give it in plain words."
 )
 """Without them, small models call again and again."""
 STOPPED: Final = "This call was not finished: the user stopped it."
