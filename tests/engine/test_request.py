@@ -11,6 +11,7 @@ def test_every_sampling_field_with_a_number_has_a_range() -> None:
         "logit_bias",
         "text_bias",
         "seed",
+        "dry_sequence_breakers",
     }
 
 
@@ -20,4 +21,5 @@ def test_settings_and_server_allow_nothing_that_the_engine_refuses(name: str) ->
     set_low, set_high = SAMPLERS[name].setting_range
     assert low <= set_low and set_high <= high
     served_low, served_high = SAMPLERS[name].client_range or SAMPLERS[name].engine_range
-    assert (low <= served_low or name == "top_k") and served_high <= high
+    # Clients may send -1 for off.
+    assert (low <= served_low or name in ("top_k", "top_n_sigma")) and served_high <= high
