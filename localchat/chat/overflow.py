@@ -26,6 +26,10 @@ Count: TypeAlias = Callable[[Messages], int]
 Action: TypeAlias = Literal["leave_out_oldest", "compact", "longer_context"]
 _LOADS: Final[tuple[StepName, ...]] = ("context", "kv_type", "gpu_layers")
 """Steps that load the model again, in order of their cost."""
+_LOAD_LABELS: Final[dict[StepName, str]] = {
+    "context": "load a context of {change}",
+    "kv_type": "load again with the {change}",
+}
 _UNKNOWN_TOKENS: Final = 1 << 40
 """Length of a prompt that is too long to count."""
 
@@ -270,7 +274,8 @@ def longer_context(prompt_tokens: int, info: EngineInfo) -> OverflowChoice | Non
     for name in _LOADS:
         step = steps.get(name)
         if step is not None and step.suffices:
-            label = f"load again, {step.title}: {step.change}"
+            label = _LOAD_LABELS.get(name, "load again, {title}: {change}")
+            label = label.format(title=step.title, change=step.change)
             context = int(dict(step.settings)["context_length"])
             return OverflowChoice("longer_context", label, context, step.settings, step.flag)
     return None

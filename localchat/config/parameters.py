@@ -640,7 +640,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "tools": Parameter(
         "Tools that the model may call, with your consent",
         "--tools",
-        Label("Model", "Tools"),
+        Label("Tools", "Tools"),
         metavar="LIST",
         valid="read, edit, run, fetch, docs, and names of MCP servers, separated by commas; or off",
         applies="now",
@@ -648,7 +648,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "root": Parameter(
         "Folder that the tools may use",
         "--root",
-        Label("Model", "Folder of the tools"),
+        Label("Tools", "Folder"),
         metavar="DIR",
         valid="a folder",
         default="the working folder",
@@ -657,7 +657,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "tool_rounds": Parameter(
         "Answers to one question whose tool calls run",
         "--tool-rounds",
-        Label("Model", "Rounds of tool calls"),
+        Label("Tools", "Rounds of calls"),
         metavar="N",
         valid="a number from 1 to 1000",
         default="25",

@@ -10,23 +10,62 @@ CORRECTIONS: Final = {
     "localchat preset ": "localchat config preset ",
     "localchat completion ": "localchat config completion ",
     "licence": "license",
-    "localchat converts nothing: llama.cpp's own tools (`convert_hf_to_gguf.py`, `llama-quantize`) make "
-    "a GGUF and quantize it; then": "`localchat quantize MODEL --type Q4_K_M` writes a GGUF in another "
-    "quantization. llama.cpp's `convert_hf_to_gguf.py` makes a GGUF of a checkpoint; then",
+    "localchat converts nothing: llama.cpp's own tools (`convert_hf_to_gguf.py`, `llama-quantize`) make"
+    " a GGUF and quantize it; then": (
+        "`localchat quantize MODEL --type Q4_K_M` writes a GGUF in another quantization. `localchat "
+        "quantize FOLDER OUT.gguf --type F16` makes a GGUF of a checkpoint of Llama, Qwen or Gemma 3; then"
+    ),
     "it does not train, merge, prune or quantize. It runs finished ones; use other tools for that "
-    "(llama.cpp's for GGUF), and": "it does not train, merge or prune. It runs finished ones, and `localchat "
-    "quantize` writes a GGUF in another quantization. Use other tools for the rest, and",
-    "A route asks a small model first and a large one where a rule says so. Put `small` and `large` under "
-    "`[routes.easy]` in the settings file, with rules such as `longer_than`, `regex`, `code` or `doubt`, then "
-    'use it as a model: `localchat -m route:easy "question"`. `--stats` says who answered.': "localchat does "
-    "not choose between models by itself: a question goes to the model that you name. Use `-m MODEL` on the "
-    "command line and `/model` in a chat.",
-    "localchat works with text only: it refuses images for now, and says so.": "Models with an encoder read "
-    'pictures, and some hear recordings: `localchat -f photo.jpg "What is this?"`. `localchat show MODEL` '
-    "says what a model can do.",
-    "localchat works with text only. It makes no pictures, sound or video, and it refuses images.": "localchat "
-    "writes text only. It makes no pictures, sound or video, but some models read pictures and hear "
-    "recordings.",
+    "(llama.cpp's for GGUF), and": (
+        "it does not train, merge or prune. It runs finished ones, and `localchat quantize` writes a GGUF "
+        "in another quantization. Use other tools for the rest, and"
+    ),
+    "A route asks a small model first and a large one where a rule says so. Put `small` and `large` "
+    "under `[routes.easy]` in the settings file, with rules such as `longer_than`, `regex`, `code` or "
+    '`doubt`, then use it as a model: `localchat -m route:easy "question"`. `--stats` says who '
+    "answered.": (
+        "localchat does not choose between models by itself: a question goes to the model that you name. "
+        "Use `-m MODEL` on the command line and `/model` in a chat."
+    ),
+    "localchat works with text only: it refuses images for now, and says so.": (
+        'Models with an encoder read pictures, and some hear recordings: `localchat -f photo.jpg "What is '
+        'this?"`. `localchat show MODEL` says what a model can do.'
+    ),
+    "localchat works with text only. It makes no pictures, sound or video, and it refuses images.": (
+        "localchat writes text only. It makes no pictures, sound or video, but some models read pictures "
+        "and hear recordings."
+    ),
+    "Tool calls are parsed and shown, or sent to the server's client; localchat itself runs none.": (
+        "With `--tools read,edit` (or `/tools`) the model may read, edit and run, with your consent for "
+        "each call. Without it, calls are shown, or sent to the server's client."
+    ),
+    "and localchat runs no tools. Still check commands before you run them: a model can be wrong.": (
+        "and tools are off until you turn them on, and ask for each call. Still check commands before you "
+        "run them: a model can be wrong."
+    ),
+    "localchat's server parses and forces such calls, and runs none itself.": (
+        "localchat's server parses and forces such calls, and in a chat `--tools` lets localchat run tools "
+        "of its own."
+    ),
+    "LoRA adapters are not loaded; localchat runs finished models. Merge the adapter into its model and"
+    " convert the result to GGUF with llama.cpp's tools, then run the file. Ollama's adapters are left "
+    "out too.": (
+        "`localchat run MODEL --lora PATH` applies a LoRA adapter with llama.cpp: a GGUF file, or a folder "
+        "saved by PEFT. `PATH:0.5` sets its scale. Ollama's adapters are left out."
+    ),
+    "Neither I nor any model in localchat can do that. Models here only write text: they run no "
+    "commands, and open, change or delete no files. What you give them with `-f`, `@` or a pipe is all "
+    "that they see.": (
+        "I cannot do that, and a model can only with your consent: `--tools read,edit,run` (or `/tools`) "
+        "lets it read and change files of one folder and run commands, and asks for each call. Otherwise "
+        "models only write text, and see what you give them with `-f`, `@` or a pipe."
+    ),
+    "localchat has no MCP and no agents of its own: it runs no tools. Programs with MCP, such as Cline,"
+    " Zed or Claude Code, can use its models through `localchat serve`, which parses tool calls.": (
+        "`localchat config mcp add NAME COMMAND` adds an MCP server, and `--tools NAME` lets the model use "
+        "it in a chat, with your consent. Programs with MCP, such as Cline, Zed or Claude Code, can also "
+        "use models through `localchat serve`."
+    ),
 }
 """Replacements of phrases in every answer."""
 

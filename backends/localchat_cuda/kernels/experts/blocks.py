@@ -23,7 +23,10 @@ from localchat_cuda.kernels.launch import options, power_of_two, require, traits
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _CHUNKS = 1024, 4096
-"""Pairs that a program looks at together, of few and of many."""
+"""Pairs that a program looks at together, in small and in large blocks."""
+_LARGE_BLOCK = 64
+"""Rows of a block for many pairs. With the number of pairs as the rule, a step could need a kernel that no
+prepared step has."""
 
 
 class Blocks(NamedTuple):
@@ -91,6 +94,7 @@ def sort(ids: torch.Tensor, experts: int, rows: int, *, pdl: bool = True) -> Blo
     slots = torch.empty(count * rows, dtype=torch.int32, device=device)
     owners = torch.empty(count, dtype=torch.int32, device=device)
     pdl = pdl and traits(device).pdl
+    large = rows >= _LARGE_BLOCK
     _sort_kernel[(experts,)](
         ids,
         slots,
@@ -100,9 +104,9 @@ def sort(ids: torch.Tensor, experts: int, rows: int, *, pdl: bool = True) -> Blo
         X=experts,
         X_POW2=power_of_two(experts),
         M=rows,
-        CHUNK=_CHUNKS[pairs > _CHUNKS[1]],
+        CHUNK=_CHUNKS[large],
         PDL=pdl,
-        **options(pdl, 8 if pairs > _CHUNKS[1] else 4),
+        **options(pdl, 8 if large else 4),
     )
     return Blocks(slots, owners, rows)
 
