@@ -17,7 +17,7 @@ from localchat.tui.setting_labels import LABELS, effective_words, matches, setti
 if TYPE_CHECKING:
     from localchat.session.session import ChatSession
 
-_GROUPS = ("Memory", "Sampling", "Answers", "Model")
+_GROUPS = ("Memory", "Sampling", "Answers", "Tools", "Model")
 """Groups of parameters, in the order of the screen."""
 
 
