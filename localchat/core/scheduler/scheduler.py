@@ -810,10 +810,11 @@ class Scheduler:
     def _find_at_cut(self, sequence: Sequence, tokens: list[int], cuts: TurnCuts) -> PrefixHit:
         """Find a prefix that ends where a chunk of the prompt ends."""
         salt = sequence.request_state.request.salt
-        hit = self._kv_cache.find_prefix(tokens[: cuts.last + 1], salt, 1)
+        hit = longest = self._kv_cache.find_prefix(tokens[: cuts.last + 1], salt, 1)
         while (end := cuts.floor(hit.cached)) < hit.cached:
             hit = self._kv_cache.find_prefix(tokens[: end + 1], salt, 1)
-        return hit
+        # A search up to a cut finds all that it asks for, so it gives no reason.
+        return hit._replace(why_missed=hit.why_missed or longest.why_missed)
 
     def _has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
         if not self.running:
