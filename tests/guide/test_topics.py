@@ -115,7 +115,7 @@ REPORT = (
         ("you are a useless idiot", "Sorry that I could not help"),
         ("which port do you use", "The port is 8114"),
         ("how do I run you in docker", "docker"),
-        ("can I use a LoRA", "LoRA adapters are not loaded"),
+        ("can I use a LoRA", "applies a LoRA adapter"),
     ],
 )  # fmt: skip
 def test_strangers_are_answered_or_refused_honestly(
