@@ -43,7 +43,7 @@ _SMALL_PART = 20
 _DEFAULT_SHARE = 4
 """Part of the memory left beside one context that the room for other requests may take unasked."""
 _USUAL_CONVERSATION_TOKENS = 8192
-"""Room for each request where nobody chose a context. With 16 full contexts of Qwen2.5, `batch` took 15 GB for
+"""Room for each request if no context was chosen. With 16 full contexts of Qwen2.5, `batch` took 15 GB for
 answers of 300 tokens."""
 _FOUR_BITS = (
     "A q4_0 KV cache makes answers worse: SmolLM2-135M lost one of three facts in a long text. "
