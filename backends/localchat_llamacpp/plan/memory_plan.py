@@ -355,7 +355,18 @@ class _Chooser:
             *self._placement_notes(candidate, context),
             *self._room_notes(candidate, context, room),
         )
+        longest = self._longest_with_windows(candidate, longest)
         return self._result(candidate, context, longest, room, fits=True, notes=notes)
+
+    def _longest_with_windows(self, candidate: Candidate, longest: int) -> int:
+        """Return the longest context that a request for it would get.
+
+        Where only the windows fit, sliding-window layers keep no more than those.
+        """
+        if candidate.window_only or not self.budgets.shape.window:
+            return longest
+        windowed = candidate._replace(window_only=True)
+        return max(longest, self.budgets.longest_context(windowed, max(self.trained, self.goal)))
 
     def _refused(self, candidate: Candidate, context: int, longest: int) -> MemoryPlan:
         plan = self._result(candidate, context, longest, context, fits=False, notes=self.notes)
