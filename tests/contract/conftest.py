@@ -70,7 +70,6 @@ def shared(backend: tuple[str, Path]) -> Iterator[LocalEngine]:
         load=LoadOptions(context_tokens=2048, threads=1, max_slots=8),
         model=path,
         backend=name,
-        audit=True,
     )
     engine = LocalEngine(options, notify=lambda sentence: None)
     yield engine

@@ -234,27 +234,3 @@ class PrefixTree:
     def _trim(self, root: PrefixNode) -> None:
         if root.parent is None and not root.users and not root.children:
             self._roots = {salt: node for salt, node in self._roots.items() if node is not root}
-
-    def check(self, users: dict[str, int]) -> None:
-        """Check integrity. `users`: running sequences by salt."""
-        full = 0
-        for node in self:
-            parent = node.parent
-            assert parent is not None
-            assert node in parent.children[node.tokens[0]], "a node is not its parent's child"
-            assert node.end == parent.end + len(node.tokens), "a node's end is off"
-            assert node.blocks or node.host >= 0, "a node without a block"
-            hosted = sum(child.host >= 0 for nodes in node.children.values() for child in nodes)
-            assert node.host_children == hosted, "children in host memory are off"
-            assert 0 < len(node.tokens) <= self._block_tokens, "a node of impossible length"
-            if node.digest:
-                full += 1
-                assert self._full[node.digest] is node, "the hash map names another node"
-                assert node.digest == _digest(parent, node.tokens), "a wrong digest"
-            else:
-                assert not node.children, "a node without a digest has children"
-        assert full == len(self._full), "the hash map holds nodes outside the tree"
-        for salt, root in self._roots.items():
-            assert root.users == users.get(salt, 0), f"salt users are off: {root.users}"
-            assert root.users or root.children, "an empty root was kept"
-        assert not users.keys() - self._roots.keys(), "a running sequence without a root"
