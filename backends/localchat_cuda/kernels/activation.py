@@ -148,7 +148,6 @@ def act_and_mul(
     up: torch.Tensor | None = None,
     cutoff: float | None = None,
     square: bool = False,
-    pdl: bool = True,
 ) -> None:
     """Write the activation into `out`; shapes in the module docstring. `square`: as `square_relu`."""
     t, f = out.shape
@@ -160,7 +159,7 @@ def act_and_mul(
         require("up", up, (t, f), _FLOATS, out.device, contiguous=False)
     if t == 0:
         return
-    pdl = pdl and traits(out.device).pdl
+    pdl = traits(out.device).pdl
     block = 1024 if cutoff is None else power_of_two(f)
     kernel = _act_and_mul_kernel[(t, triton.cdiv(f, block))](
         parts,
