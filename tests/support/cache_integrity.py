@@ -4,7 +4,7 @@ Each function raises AssertionError that names the fault.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from localchat.core.kv_cache import prefix_tree
 from localchat.core.kv_cache.host_blocks import HostBlocks
@@ -67,8 +67,8 @@ def _check_pages(cache: PagedKVCacheManager) -> None:
 def _check_nodes(cache: PagedKVCacheManager, live: set[int]) -> None:
     _check_tree(cache._tree, Counter(sequence.salt for sequence in cache._sequences.values()))
     order = {block: age for age, block in enumerate(cache._cached)}
-    copies = {block: node for node in cache._tree for block in node.blocks}
-    hosted = [node for node in cache._tree if node.host >= 0]
+    copies = {block: node for node in _nodes(cache._tree) for block in node.blocks}
+    hosted = [node for node in _nodes(cache._tree) if node.host >= 0]
     _check_host_blocks(cache._host, hosted, cache._reserved)
     assert cache._swapped == sum(not node.blocks for node in hosted), "swapped nodes are off"
     assert not cache._memory, "operations that were not returned"
@@ -156,7 +156,7 @@ def _check_host_blocks(host: HostBlocks, nodes: list[PrefixNode], reserved: int)
 
 def _check_tree(tree: PrefixTree, users: dict[str, int]) -> None:
     full = 0
-    for node in tree:
+    for node in _nodes(tree):
         parent = node.parent
         assert parent is not None
         assert node in parent.children[node.tokens[0]], "a node is not its parent's child"
@@ -189,3 +189,12 @@ def _check_window_blocks(blocks: WindowBlocks, tables: Iterable[list[int]]) -> N
     assert named == blocks._node_of, "window blocks and nodes do not name each other"
     assert blocks._node_of.keys() >= {*blocks._middles, *blocks._ends}, "a cached block has no node"
     assert not blocks._node_of.keys() & set(blocks._free), "a free window block can be found"
+
+
+def _nodes(tree: PrefixTree) -> Iterator[PrefixNode]:
+    """Yield every node, parents first, without the roots."""
+    waiting = list(tree._roots.values())
+    while waiting:
+        for children in waiting.pop().children.values():
+            yield from children
+            waiting.extend(children)

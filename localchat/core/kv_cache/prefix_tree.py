@@ -10,7 +10,6 @@ filled blocks that are found by their tokens follow SGLang's radix cache.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from localchat.kv_store.entry import entry_key, root_key
@@ -140,14 +139,6 @@ class PrefixTree:
 
     def _was_known(self, before: PrefixNode, piece: TokenArray) -> bool:
         return len(piece) == self._block_tokens and _digest(before, piece) in self._lost
-
-    def __iter__(self) -> Iterator[PrefixNode]:
-        """Yield every node, parents first, without the roots."""
-        waiting = list(self._roots.values())
-        while waiting:
-            for children in waiting.pop().children.values():
-                yield from children
-                waiting.extend(children)
 
     def _new_root(self, salt: str) -> PrefixNode:
         return PrefixNode(None, array("i"), self.root_digest(salt))
