@@ -253,7 +253,7 @@ def _price(
 
 
 def _joules(source: CostSource, lengths: RequestLengths) -> float | None:
-    """Return the energy of a thousand answers at the best measured point, None if it was not measured."""
+    """Return the energy of a thousand answers at the best measured point. None if unmeasured."""
     if not source.series:
         return None
     point = max(source.series, key=lambda point: point.figures.tokens_per_s)

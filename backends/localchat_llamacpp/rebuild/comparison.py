@@ -82,10 +82,11 @@ def compare(
     report: Callable[[int, int], None],
     try_: Try = try_library,
 ) -> Verdict:
-    """Return whether `built` is correct, and on a CPU faster than `current` (None: there is none).
+    """Return whether `built` is correct. On a CPU it must also be faster than `current`.
 
-    request: for the new library, while the one in use computes on the CPU. report: gets done and all trials.
-    Blocks for about half a minute. Raises OSError.
+    current: the library in use, None without one. request: the trial of the new library, while `current`
+    computes on the CPU. report: called with the numbers of finished and of all trials. Blocks for about half a
+    minute. Raises OSError.
     """
     here = msgspec.structs.replace(request, gpu=False)
     old: list[TrialResult] = []
