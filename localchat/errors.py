@@ -13,8 +13,7 @@
     ├── DeviceFault                exit 1   the GPU reported an error that ends its process
     ├── EngineClosed               exit 1   the engine was closed while the request waited
     ├── HistoryUnusable            exit 1   the file of conversations is not readable or writable
-    ├── EngineBusy                 exit 1   the queue or the memory is full: try again later
-    └── Interrupted                exit 130 Ctrl+C
+    └── EngineBusy                 exit 1   the queue or the memory is full: try again later
 
 `message` says what happened, and `hint` says what to do. Errors cross the pipe between processes as (code,
 message, hint, details), and `from_wire` rebuilds them.
@@ -154,15 +153,11 @@ class EngineBusy(LocalchatError):
     code = "engine_busy"
 
 
-class Interrupted(LocalchatError):
-    code = "interrupted"
-    exit_code = ExitCode.INTERRUPTED
-
-
 def reason(problem: Exception) -> str:
     """Return the text of an error without number and path. The sentence has the file name."""
-    words = problem.strerror if isinstance(problem, OSError) else None
-    return words or str(problem)
+    if isinstance(problem, OSError) and problem.strerror:
+        return problem.strerror
+    return str(problem)
 
 
 _OFFLINE = re.compile(r"Network is unreachable|name resolution", re.IGNORECASE)

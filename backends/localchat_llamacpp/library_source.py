@@ -13,7 +13,6 @@ A process loads one library, so a process has one choice, and its children inher
 
 import os
 import platform
-import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -186,7 +185,7 @@ def _prebuilt(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
         return None
     folder = Path(next(iter(spec.submodule_search_locations)))
     file = next((path for path in sorted(folder.glob("xllamacpp*.so"))), None)
-    if file is None or sys.platform == "win32":
+    if file is None:
         raise _Unusable(f"{PREBUILT} {installed} is installed without a library to call.")
     if missing := _missing_features(root):
         raise _Unusable(

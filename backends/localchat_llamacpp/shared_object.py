@@ -12,7 +12,7 @@ import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final
 
 from localchat.errors import LocalchatError
 
@@ -37,36 +37,13 @@ _NO_SYMBOL = re.compile(r"undefined symbol: (\S+?),?(?:\s|$)")
 _OTHER_MACHINE = re.compile(r"incompatible architecture \(have '([^']+)', need '([^']+)'")
 
 
-class _Packages(NamedTuple):
-    """Packages of a library by the tool that installs them."""
-
-    apt: str
-    dnf: str
-    pacman: str
-    apk: str
-    zypper: str
-
-
-_PACKAGES: Final[Mapping[str, _Packages]] = {
-    "libgomp.so.1": _Packages("libgomp1", "libgomp", "gcc-libs", "libgomp", "libgomp1"),
-    _CPP_RUNTIME: _Packages("libstdc++6", "libstdc++", "gcc-libs", "libstdc++", "libstdc++6"),
-    "libgcc_s.so.1": _Packages("libgcc-s1", "libgcc", "gcc-libs", "libgcc", "libgcc_s1"),
-    "libvulkan.so.1": _Packages(
-        "libvulkan1", "vulkan-loader", "vulkan-icd-loader", "vulkan-loader", "libvulkan1"
-    ),
+_PACKAGES: Final[Mapping[str, str]] = {
+    "libgomp.so.1": "libgomp1",
+    _CPP_RUNTIME: "libstdc++6",
+    "libgcc_s.so.1": "libgcc-s1",
+    "libvulkan.so.1": "libvulkan1",
 }
-_TOOLS: Final[Mapping[str, tuple[str, str]]] = {
-    "debian": ("apt", "apt install"),
-    "ubuntu": ("apt", "apt install"),
-    "fedora": ("dnf", "dnf install"),
-    "rhel": ("dnf", "dnf install"),
-    "centos": ("dnf", "dnf install"),
-    "arch": ("pacman", "pacman -S"),
-    "alpine": ("apk", "apk add"),
-    "suse": ("zypper", "zypper install"),
-    "opensuse": ("zypper", "zypper install"),
-}
-"""Distributions by ID of os-release: the field of _Packages, and the command."""
+"""Debian's packages of the libraries that llama.cpp needs."""
 
 
 def load(file: Path, again: str = "") -> ctypes.CDLL:
@@ -157,12 +134,12 @@ def _check_elf(file: Path, data: BinaryIO, again: str) -> None:
         )
 
 
-def _explained(file: Path, problem: str, again: str, root: Path = Path("/")) -> LocalchatError:
-    """Explain an error of the system's loader. root: the folder with etc/os-release."""
+def _explained(file: Path, problem: str, again: str) -> LocalchatError:
+    """Explain an error of the system's loader."""
     if match := _NO_LIBRARY.search(problem):
         return LocalchatError(
             f"llama.cpp needs {match[1]}, which is not installed ({file}).",
-            hint=_installing(match[1], root),
+            hint=_installing(match[1]),
         )
     if match := _NO_VERSION.search(problem):
         return _too_old(file, match[1], match[2])
@@ -194,25 +171,14 @@ def _too_old(file: Path, library: str, needed: str) -> LocalchatError:
     )
 
 
-def _installing(library: str, root: Path) -> str:
-    """Return the command that installs a library here, or the name to look for."""
-    packages = _PACKAGES.get(library)
-    if packages is None:
-        if library.startswith(("libcuda", "libcublas", "libnv")):
-            return (
-                "It is part of NVIDIA's driver or CUDA: install that again, or use the CPU alone with "
-                "LOCALCHAT_LLAMACPP_LIBRARY=xllamacpp."
-            )
-        return f"Install the package of this system that has {library}."
-    try:
-        text = (root / "etc/os-release").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    lines = dict(line.partition("=")[::2] for line in text.splitlines())
-    names = f"{lines.get('ID', '')} {lines.get('ID_LIKE', '')}".replace('"', "").lower().split()
-    tool, command = next((_TOOLS[name] for name in names if name in _TOOLS), ("apt", ""))
-    package: str = getattr(packages, tool)
-    if not command:
-        return f"Install the package of this system that has {library} (on Debian: apt install {package})."
-    # Containers seldom have sudo, and do not need it.
-    return f"Install it: {'' if os.geteuid() == 0 else 'sudo '}{command} {package}"
+def _installing(library: str) -> str:
+    """Return what to install for a missing library."""
+    if library.startswith(("libcuda", "libcublas", "libnv")):
+        return (
+            "It is part of NVIDIA's driver or CUDA: install that again, or use the CPU alone with "
+            "LOCALCHAT_LLAMACPP_LIBRARY=xllamacpp."
+        )
+    hint = f"Install the package of this system that has {library}"
+    if library in _PACKAGES:
+        return f"{hint} (on Debian and Ubuntu: apt install {_PACKAGES[library]})."
+    return f"{hint}."

@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localchat.chat_format.harmony_parser import FUNCTIONARY, HARMONY, MUSE, ChannelParser
+from localchat.chat_format.harmony_parser import HARMONY, MUSE, ChannelParser
 from localchat.chat_format.parser import Answer, Call, ChoiceParser, Part, Thought
 from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
 from localchat.chat_format.tool_calls.family import ToolCallFamily
 from localchat.chat_format.tool_calls.parser import CallParser, name_and_parameters
 
-_CHANNELS = {"harmony": HARMONY, "muse": MUSE, "functionary-3.2": FUNCTIONARY}
+_CHANNELS = {"harmony": HARMONY, "muse": MUSE}
 _MAX_STARTS = 16
 _MAX_THOUGHT = 262_144
 """Characters of unclosed reasoning that are searched for calls."""

@@ -4,7 +4,6 @@
   `<|start|>assistant<|channel|>final<|message|>…`. A call is a message `to=functions.NAME`, in the header of
   its channel or of its role.
 - Muse writes the same without channels. `to=self` is reasoning.
-- Functionary 3.2 starts each message with `>>>`, a name and a line break.
 """
 
 import json
@@ -34,8 +33,6 @@ class ChannelSyntax:
     """Tags after a message."""
     lead: tuple[str, ...]
     """Starts of an answer that continue a header from the prompt."""
-    recipients: bool = False
-    """Whether the whole header is the name of the recipient."""
 
     @property
     def borders(self) -> tuple[str, ...]:
@@ -54,7 +51,6 @@ MUSE = ChannelSyntax(
     ("<|eom|>", "<|eot|>"),
     (" to=", "<|message|>", "<|start|>"),
 )
-FUNCTIONARY = ChannelSyntax((">>>",), "\n", (), (), recipients=True)
 
 
 class ChannelParser:
@@ -128,18 +124,11 @@ class ChannelParser:
 
     def _lead(self) -> bool:
         """Decide whether the answer starts with the end of a header, or with text."""
-        if self.syntax.recipients:
-            name, line_break, _ = self._buffer.partition("\n")
-            recipients = (*self._names, "all")
-            if not line_break and any(text.startswith(name.strip()) for text in recipients):
-                return False
-            is_header = bool(line_break) and name.strip() in recipients
-        else:
-            text = self._buffer.lstrip()
-            tags = tuple(tag.lstrip() for tag in self.syntax.lead)
-            if any(tag.startswith(text) and tag != text for tag in tags):
-                return False
-            is_header = text.startswith(tags)
+        text = self._buffer.lstrip()
+        tags = tuple(tag.lstrip() for tag in self.syntax.lead)
+        if any(tag.startswith(text) and tag != text for tag in tags):
+            return False
+        is_header = text.startswith(tags)
         self._state = "header" if is_header else "message"
         return True
 
@@ -166,11 +155,6 @@ class ChannelParser:
 
     def _begin(self, header: str) -> None:
         """Start the message of a header."""
-        if self.syntax.recipients:
-            name = header.removeprefix(">>>").strip()
-            if name in self._names:
-                return self._call(name)
-            return self._open("answer")
         match = _RECIPIENT.search(header)
         recipient = match.group(1).removeprefix("functions.") if match else ""
         if recipient == "self":

@@ -1,6 +1,5 @@
 """Format of a model with its own chat template, or with several named ones."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -108,13 +107,6 @@ class TemplateFormat:
             raise TemplateError("There is no message to render.", reason="input")
         variables = probe.template.variables()
         options, warnings = _options(messages, variables)
-        if tools and "functions" in variables:
-            # Firefunction reads the tools, as text, and the date by these names.
-            options = {
-                "functions": json.dumps(tools, indent=4),
-                "datetime": self._now().strftime("%B %d, %Y"),
-                **options,
-            }
         if "date_string" in variables:
             # Without this option, templates use a default date that is years old.
             options = {"date_string": self._now().strftime("%d %b %Y"), **options}

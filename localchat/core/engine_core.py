@@ -85,13 +85,11 @@ class EngineCore:
         fingerprint: str = "",
         speculation: bool = True,
         counters: EngineCounters | None = None,
-        audit: bool = False,
         coalesce_s: float = 0.0,
         disk_tier: DiskTier | None = None,
     ) -> None:
         """`speculation`: requests may have drafts. `counters`: shared with the input threads, which count
-        requests too. `coalesce_s`: see EventSender. `audit`: check the KV cache and look for leaks whenever
-        nothing runs (tests).
+        requests too. `coalesce_s`: see EventSender.
         """
         can = runner.capabilities
         self._runner = runner
@@ -104,7 +102,6 @@ class EngineCore:
         """Functions that cancel the encoding, by request."""
         self._kv_cache = kv_cache
         self._callbacks = callbacks
-        self._audit = audit
         # Rejected drafts are truncated. If the model cannot rewind, the state before them must be held.
         holds_states = bool(can.saved_states) or (can.share and can.max_slots > can.max_rows)
         self._speculation = speculation and (can.rewind != "checkpoint" or holds_states)
@@ -385,10 +382,6 @@ class EngineCore:
         stuck = [*self._scheduler.running, *self._scheduler.waiting]
         if stuck and self._stuck:
             self._fail_without_room(stuck[0])
-        elif self._audit and self._scheduler.idle and not self._reading:
-            self._kv_cache.check()
-            assert self._kv_cache.usage().live == 0, "KV is live and nothing runs"
-            assert not self.output_processor.requests, "a request is under way and nothing runs"
         self._stuck = bool(stuck) and not self._stuck
 
     def _fail_without_room(self, sequence: Sequence) -> None:

@@ -216,7 +216,6 @@ class EngineProcess:
             fingerprint=opened.fingerprint,
             speculation=self._spec.speculation,
             counters=self._counters,
-            audit=self._spec.audit,
             coalesce_s=COALESCE_S,
             disk_tier=self._disk_tier(runner, kv_cache),
         )

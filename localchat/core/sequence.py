@@ -86,8 +86,6 @@ class Sequence:
     """The KV cache manager does not know the last computed tokens (decode runs)."""
     kv_invalid: bool = False
     """The KV may be wrong, so none of it is cached."""
-    last_step: int = 0
-    """Number of the last step with a row of this sequence. The longest waiting goes first."""
 
     @property
     def priority(self) -> int:

@@ -34,8 +34,6 @@ class EngineOptions(msgspec.Struct, frozen=True):
     """Maximum size of this folder."""
     remote: Remote | None = None
     """Server that answers instead, so that no model is loaded here."""
-    audit: bool = False
-    """Whether to check the KV cache manager whenever the engine is idle (for tests)."""
 
 
 def load_options(settings: Settings, *, max_slots: int = _NO_OPTIONS.max_slots) -> LoadOptions:

@@ -13,7 +13,6 @@ import hashlib
 import os
 import secrets
 import struct
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -164,14 +163,6 @@ def _read(path: Path, head: bytearray, out: memoryview) -> int:
     lock again.
     """
     surplus = bytearray(1)
-    if sys.platform == "win32":
-        with path.open("rb", buffering=0) as file:
-            done = file.readinto(head)
-            while 0 <= (offset := done - len(head)) <= len(out) and (
-                count := file.readinto(out[offset:] or surplus)
-            ):
-                done += count
-            return done
     descriptor = os.open(path, os.O_RDONLY)
     try:
         done = os.preadv(descriptor, (head, out, surplus), 0)

@@ -94,7 +94,6 @@ class KVStore:
         """Bytes that may be written before the limit is checked again."""
         self.owners = Owners(folder)
         self.writer = Writer()
-        self.written_bytes = 0
         self.evictions = 0
 
     @property
@@ -120,7 +119,6 @@ class KVStore:
                     return False
             self._unchecked_bytes -= size
             write_entry(namespace.folder, entry, payload)
-            self.written_bytes += size
         except OSError as error:
             self.stop_writing(error)
             return False

@@ -56,8 +56,6 @@ class AnswerCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Costs of a thousand answers. None if the hardware or the prices are unknown."""
 
     joules: float | None = None
-    joules_by_path: dict[str, float] = {}
-    """Energy of `prefill`, and of `decode` with its `wasted drafts`. `saved by prefix hits` was not spent."""
     machine_money: float | None = None
     energy_money: float | None = None
     hosted_money: float | None = None
@@ -237,7 +235,7 @@ def _price(
     source: CostSource, lengths: RequestLengths, prices: Prices, copy_rate: float
 ) -> AnswerCosts:
     """Return the costs of a thousand answers. A copy costs money while it idles too."""
-    joules, by_path = _joules(source, lengths)
+    joules = _joules(source, lengths)
     energy_money = machine_money = hosted_money = None
     if joules is not None and prices.kwh is not None:
         energy_money = joules / _KWH_J * prices.kwh
@@ -248,35 +246,23 @@ def _price(
         hosted_money = per_million / _MILLION * _THOUSAND
     return AnswerCosts(
         joules=joules,
-        joules_by_path=by_path,
         machine_money=machine_money,
         energy_money=energy_money,
         hosted_money=hosted_money,
     )
 
 
-def _joules(source: CostSource, lengths: RequestLengths) -> tuple[float | None, dict[str, float]]:
-    """Return the energy of a thousand answers at the best measured point, and its parts."""
+def _joules(source: CostSource, lengths: RequestLengths) -> float | None:
+    """Return the energy of a thousand answers at the best measured point. None if unmeasured."""
     if not source.series:
-        return None, {}
+        return None
     point = max(source.series, key=lambda point: point.figures.tokens_per_s)
     figures = point.figures
     if figures.joules is None:
-        return None, {}
+        return None
     watts = figures.joules / figures.duration_s
     running = min(point.key.clients, source.costs.slots)
-    total = turn_s(source.costs, lengths, running) / running * watts * _THOUSAND
-    prefill = lengths.prompt * source.costs.prefill_s * watts * _THOUSAND
-    by_path = {"prefill": prefill, "decode": total - prefill}
-    if figures.drafted:
-        output_tokens = figures.completion_tokens * figures.requests
-        rejected = figures.drafted - (figures.accepted or 0)
-        wasted_share = rejected / (output_tokens + figures.drafted)
-        by_path["wasted drafts"] = (total - prefill) * wasted_share
-    if figures.prefix_hits:
-        saved_s = figures.prefix_hits * figures.prompt_tokens * source.costs.prefill_s
-        by_path["saved by prefix hits"] = saved_s * watts * _THOUSAND
-    return total, by_path
+    return turn_s(source.costs, lengths, running) / running * watts * _THOUSAND
 
 
 def parse_price(argument: str, names: Mapping[str, float | str | None]) -> tuple[str, float]:

@@ -137,23 +137,6 @@ def test_muse_thinks_to_itself_and_calls_with_tags() -> None:
     assert heard(parser("muse"), " to=user<|message|>Hello.<|eot|>") == ("", "Hello.", [])
 
 
-@pytest.mark.parametrize(
-    ("said", "text", "calls"),
-    [
-        ('get_weather\n{"town": "Köln"}>>>get_time\n{}', "", [*WEATHER, ("get_time", "{}")]),
-        ('all\nLet me look.>>>get_weather\n{"town": "Köln"}', "Let me look.", WEATHER),
-        ("all\nHello >> you.", "Hello >> you.", []),
-        ("Hello\nyou", "Hello\nyou", []),
-        ("get_weather is a tool", "get_weather is a tool", []),
-    ],
-)
-def test_functionary_names_who_it_speaks_to(
-    said: str, text: str, calls: list[tuple[str, str]]
-) -> None:
-    assert heard(parser("functionary-3.2"), said) == ("", text, calls)
-    assert heard(parser("functionary-3.2"), *said) == ("", text, calls)
-
-
 def test_a_call_in_a_thought_that_nothing_followed_is_a_call() -> None:
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Köln"}}\n</tool_call>'
     thinks = make_answer_parser(ReasoningFamily.default(), STYLE["hermes"], TOOLS, opened=True)

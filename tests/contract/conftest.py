@@ -48,7 +48,7 @@ BACKENDS = {
     "paged": (SCRIPTED, _paged),
     "llamacpp": ("llamacpp", _llamacpp),
     "llamacpp-gpu": ("tests.support.gpu_llamacpp:GpuLlamaCppBackend", _llamacpp),
-    "cuda": ("localchat_cuda.backend:ReferenceBackend", _cuda),
+    "cuda": ("tests.support.reference_backend:ReferenceBackend", _cuda),
 }
 
 
@@ -70,7 +70,6 @@ def shared(backend: tuple[str, Path]) -> Iterator[LocalEngine]:
         load=LoadOptions(context_tokens=2048, threads=1, max_slots=8),
         model=path,
         backend=name,
-        audit=True,
     )
     engine = LocalEngine(options, notify=lambda sentence: None)
     yield engine

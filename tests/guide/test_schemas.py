@@ -13,9 +13,7 @@ GUIDE = Path(__file__).parents[2] / "localchat" / "guide" / "guide.gguf"
 
 def test_answers_end_in_time_and_are_valid() -> None:
     engine = LocalEngine(
-        EngineOptions(
-            load=LoadOptions(context_tokens=4096, threads=1, max_slots=8), model=GUIDE, audit=True
-        ),
+        EngineOptions(load=LoadOptions(context_tokens=4096, threads=1, max_slots=8), model=GUIDE),
         notify=lambda sentence: None,
     )
     try:

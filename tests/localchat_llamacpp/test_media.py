@@ -62,7 +62,6 @@ def engines() -> Iterator[Callable[..., LocalEngine]]:
             load=LoadOptions(context_tokens=2048, **load),
             kv_folder=kv_folder,
             kv_folder_bytes=10**9,
-            audit=True,
         )
         opened.append(LocalEngine(options, notify=lambda _: None))
         return opened[-1]

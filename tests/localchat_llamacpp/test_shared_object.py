@@ -88,28 +88,11 @@ def test_a_library_that_is_missing_is_told_as_the_loader_tells_it(tmp_path: Path
     assert problem.hint == "Install the package of this system that has libother.so."
 
 
-@pytest.mark.parametrize(
-    ("release", "command"),
-    [
-        ("ID=debian\n", "apt install libgomp1"),
-        ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', "apt install libgomp1"),
-        ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', "dnf install libgomp"),
-        ("ID=arch\n", "pacman -S gcc-libs"),
-        ("ID=alpine\n", "apk add libgomp"),
-        ('ID="opensuse-leap"\nID_LIKE="suse opensuse"\n', "zypper install libgomp1"),
-        ("ID=other\n", "(on Debian: apt install libgomp1)"),
-        ("", "(on Debian: apt install libgomp1)"),
-    ],
-)
-def test_a_missing_libgomp_is_told_with_the_command_of_this_system(
-    release: str, command: str, tmp_path: Path
-) -> None:
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/os-release").write_text(release)
+def test_a_missing_libgomp_is_told_with_the_package_of_debian() -> None:
     problem = "libgomp.so.1: cannot open shared object file: No such file or directory"
-    found = _explained(Path("/x.so"), problem, "", tmp_path)
+    found = _explained(Path("/x.so"), problem, "")
     assert found.message == "llama.cpp needs libgomp.so.1, which is not installed (/x.so)."
-    assert command in found.hint
+    assert "apt install libgomp1" in found.hint
 
 
 def test_a_system_that_is_too_old_is_told_with_both_versions() -> None:

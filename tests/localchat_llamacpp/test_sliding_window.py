@@ -22,7 +22,6 @@ def engine(models: dict[str, Path]) -> Iterator[LocalEngine]:
         load=LoadOptions(context_tokens=1024, threads=1),
         model=models["gemma3"],
         backend="llamacpp",
-        audit=True,
     )
     engine = LocalEngine(options, notify=lambda sentence: None)
     yield engine

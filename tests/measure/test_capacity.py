@@ -227,15 +227,11 @@ def test_the_kv_cache_bounds_what_runs_at_once() -> None:
         make_plan(source(), demand(prompt_tokens=3000), Prices())
 
 
-def test_energy_goes_to_prefill_decode_and_wasted_drafts() -> None:
+def test_energy_and_money_are_those_of_a_thousand_answers() -> None:
     prices = Prices(kwh=0.36, machine_hour=3.6, hosted_in=1.0, hosted_out=2.0)
     found = make_plan(source(), demand(requests_per_s=0.5), prices).price
     answer_s = (8 * 0.2 + 3.2) / 8
     assert found.joules == pytest.approx(50 * answer_s * 1000, rel=0.02)
-    paths = found.joules_by_path
-    assert paths["prefill"] + paths["decode"] == pytest.approx(found.joules)
-    assert paths["prefill"] == pytest.approx(0.2 * 50 * 1000, rel=0.02)
-    assert 0 < paths["wasted drafts"] < paths["decode"]
     assert found.energy_money == pytest.approx((found.joules or 0) / 3.6e6 * 0.36)
     assert found.machine_money == pytest.approx(3.6 / (0.5 * 3600) * 1000)
     assert found.hosted_money == pytest.approx((200 * 1.0 + 100 * 2.0) / 1e6 * 1000)

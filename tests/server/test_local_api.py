@@ -213,7 +213,7 @@ def script(tmp_path: Path) -> Callable[..., EngineOptions]:
         path = tmp_path / "model.script"
         path.write_text(json.dumps(script))
         backend = "tests.support.scripted_backend:ScriptedBackend"
-        return EngineOptions(path, load=LoadOptions(max_slots=4), backend=backend, audit=True)
+        return EngineOptions(path, load=LoadOptions(max_slots=4), backend=backend)
 
     return write
 

@@ -36,8 +36,6 @@ SIGNS = {
     "command-plus": "Action: directly-answer",
     "apertus": "<|tools_prefix|>",
     "lfm2": "<|tool_list_start|>",
-    "functionary-3.1": "<function=example_function_name></function>",
-    "firefunction": "functools[",
     "nemotron": "<TOOLCALL>",
     "apriel": "<tool_calls>[",
 }

@@ -52,6 +52,7 @@ from localchat.errors import LocalchatError
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
+from tests.support.cache_integrity import check
 from tests.support.greedy import NEARLY_GREEDY
 from tests.support.scripted_backend import EOS, VOCAB, Logits, ScriptedRunner, ScriptedTokenizer
 
@@ -191,7 +192,6 @@ class Bench:
             self.kv_cache,
             EngineCallbacks(self._events, self._failure, self.sent.append),
             speculation=speculation,
-            audit=True,
             coalesce_s=coalesce_s,
             disk_tier=self.disk_tier,
         )
@@ -261,7 +261,7 @@ class Bench:
             ranges -= 1
 
     def check_nothing_left(self) -> None:
-        self.kv_cache.check()
+        check(self.kv_cache)
         assert self.kv_cache.usage().live == 0
         assert self.runner.known == {}, "the runner still knows a sequence"
         assert not self.core.output_processor.requests

@@ -9,7 +9,7 @@ import torch
 
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from tests.support.tiny_models import STREAM_FLOATS
+from tests.support.stored_weights import e4m3_blocks
 
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 
@@ -37,7 +37,7 @@ LAYOUTS: dict[str, dict[str, object]] = {
 def stored(weight: torch.Tensor, layout: str) -> tuple[W8, dict[str, torch.Tensor]]:
     """A layer's codes, and what stands beside them in the files."""
     if layout in ("block", "deepseek"):
-        found = w8_pack.e4m3_blocks(weight)
+        found = e4m3_blocks(weight)
         return found, {"weight_scale" + "_inv" * (layout == "deepseek"): found.scales}
     if layout == "channel":
         found = w8_pack.e4m3_rows(weight)
@@ -56,8 +56,7 @@ def save_fp8(model: Any, folder: Path, layout: str) -> None:
     tensors = {}
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
-            floating = any(each in name for each in STREAM_FLOATS)
-            if name.startswith("model.layers.") and parameter.dim() == 2 and not floating:
+            if name.startswith("model.layers.") and parameter.dim() == 2:
                 weight, beside = stored(parameter, layout)
                 parameter.copy_(w8_pack.dense(weight))
                 tensors[name] = weight.codes

@@ -13,6 +13,7 @@ from localchat.backend_api.interface import (
     StepRow,
 )
 from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, PrefixHit
+from tests.support.cache_integrity import check
 from tests.support.scripted_kv import BlockStorage, SlotStorage, storage_for
 
 
@@ -195,7 +196,7 @@ class Bench:
             assert sum(self.storage.saved().values()) == usage.swapped
 
     def check(self) -> None:
-        self.kv_cache.check()
+        check(self.kv_cache)
         usage = self.kv_cache.usage()
         assert usage.live + usage.cached + usage.free == usage.total
         assert 0 <= usage.shared <= usage.live

@@ -13,6 +13,7 @@ from localchat.core.kv_cache import make_kv_cache_manager
 from localchat.engine.events import Done, Event, PromptLogprobs, Text, TokenLogprob
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
+from tests.support.cache_integrity import check
 from tests.support.greedy import NEARLY_GREEDY
 from tests.support.llamacpp_models import VOCAB
 
@@ -92,7 +93,6 @@ class Core:
             self.kv_cache,
             EngineCallbacks(self._events, self._failure, self.sent.append),
             speculation=speculation,
-            audit=True,
         )
         context = runner.capabilities.context_tokens
         self.input_processor = InputProcessor(
@@ -131,7 +131,7 @@ class Core:
         else:
             raise AssertionError("the engine core does not become idle")
         self.step()
-        self.kv_cache.check()
+        check(self.kv_cache)
         assert self.kv_cache.usage().live == 0
 
     def say(self, request: GenerateRequest) -> Received:

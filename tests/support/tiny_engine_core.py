@@ -32,6 +32,7 @@ from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import CheckpointWeights
+from tests.support.cache_integrity import check
 from tests.support.greedy import NEARLY_GREEDY
 from tests.support.tiny_models import CPU, VOCABULARY, spoil
 
@@ -226,7 +227,7 @@ class TinyLoop:
         self.received: dict[int, Received] = {}
         self.core = EngineCore(
             runner, Bytes(), self.kv_cache, EngineCallbacks(self._events, self._failure, self.sent.append),
-            speculation=speculation, audit=True, disk_tier=self.disk_tier,
+            speculation=speculation, disk_tier=self.disk_tier,
         )  # fmt: skip
         costs = self.core._step_costs
         costs.observe(1, 1.0)
@@ -264,7 +265,7 @@ class TinyLoop:
         else:
             raise AssertionError("the engine core does not become idle")
         self.step()
-        self.kv_cache.check()
+        check(self.kv_cache)
         assert self.kv_cache.usage().live == 0
         assert not self.runner.table.sequences, "the runner still knows a sequence"
         assert not self.core.output_processor.requests

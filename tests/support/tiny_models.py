@@ -15,7 +15,6 @@ from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.int4 import e2m1
-from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.layers.output_head import compute_logits
 from localchat_cuda.layers.packed import PackedLayers
@@ -31,6 +30,7 @@ from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights
+from tests.support.stored_weights import to_awq
 
 CPU = torch.device("cpu")
 VOCABULARY = 160
@@ -133,8 +133,6 @@ DELTA_NET_FLOATS = tuple(
     f"{name}.weight" for name in ("conv1d", "conv.conv", "in_proj_ba", "in_proj_a", "in_proj_b")
 )
 """Parts of delta nets that no checkpoint quantizes."""
-STREAM_FLOATS = (".altup.", ".laurel.")
-"""Parts of a Gemma 3n that no checkpoint quantizes."""
 ROUTERS = ("mlp.gate.weight", "expert_gate.weight", "router.weight")
 HYBRID = {
     "initializer_range": 0.15,
@@ -234,22 +232,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts": 6,
             "top_k_experts": 3,
             "moe_intermediate_size": 64,
-        },
-    ),
-    "gemma3n": (
-        "Gemma3n",
-        {
-            **{name: each for name, each in GEMMA.items() if name != "query_pre_attn_scalar"},
-            "num_hidden_layers": 5,
-            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
-            "num_kv_shared_layers": 2,
-            "intermediate_size": [256, 128, 256, 256, 128],
-            "activation_sparsity_pattern": [0.95, 0.5, 0.3, 0.0, 0.0],
-            "hidden_size_per_layer_input": 128,
-            "vocab_size_per_layer_input": VOCABULARY - 10,
-            "laurel_rank": 64,
-            "final_logit_softcapping": 5.0,
-            "rope_parameters": TWO_ROTATIONS,
         },
     ),
     "phi3": ("Phi3", {**NARROW, **ENDS, "rope_parameters": {"rope_theta": 10000.0}}),
@@ -411,7 +393,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def reference(kind: str, **changed: Any) -> Any:
     """The model in transformers, fp32, every bias and norm away from its dull beginning."""
     family, changes = KINDS[kind]
-    with_text = "Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe"
+    with_text = "Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe"
     text = f"{family}Text" if family in with_text else family
     shape = {**SHAPE, **changes, **changed}
     if "rope_parameters" in shape:
@@ -451,7 +433,7 @@ def save_awq(model: Any, folder: Path, floating: str = "-") -> None:
         scales = ((torch.rand(n, k // 128, generator=generator) + 0.5) * 0.05).half()
         wide = (scales.float().repeat_interleave(128, 1), zeros.repeat_interleave(128, 1))
         names = ("qweight", "qzeros", "scales")
-        parts = zip(names, w4_pack.to_awq(codes, scales, zeros), strict=True)
+        parts = zip(names, to_awq(codes, scales, zeros), strict=True)
         return Layer(dict(parts), (codes - wide[1]) * wide[0])
 
     save_layers(model, folder, layer, AWQ, floating)
@@ -507,9 +489,7 @@ def save_layers(
                     weight.copy_(found.weight)
                     tensors |= {f"{prefix}.{part}": each for part, each in found.tensors.items()}
                 continue
-            plain = name.endswith((*ROUTERS, *DELTA_NET_FLOATS)) or any(
-                each in name for each in STREAM_FLOATS
-            )
+            plain = name.endswith((*ROUTERS, *DELTA_NET_FLOATS))
             kept = not name.startswith("model.layers.") or parameter.dim() == 1 or plain
             if kept or floating in name:
                 stored = _stored_name(model, name)

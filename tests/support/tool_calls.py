@@ -106,10 +106,6 @@ FORMS = {
     "apertus": '<|tools_prefix|>[{"get_weather": {"town": "Köln", "days": 3}}, {"get_time": {}}]'
     "<|tools_suffix|>",
     "lfm2": '<|tool_call_start|>[get_weather(town="Köln", days=3), get_time()]<|tool_call_end|>',
-    "functionary-3.1": '<function=get_weather>{"town": "Köln", "days": 3}</function>'
-    "<function=get_time>{}</function>",
-    "firefunction": 'functools[{"name": "get_weather", "arguments": {"town": "Köln", "days": 3}}, '
-    '{"name": "get_time", "arguments": {}}]',
     "nemotron": '<TOOLCALL>[{"name": "get_weather", "arguments": {"town": "Köln", "days": 3}}, '
     '{"name": "get_time", "arguments": {}}]</TOOLCALL>',
     "apriel": '<tool_calls>[{"name": "get_weather", "arguments": {"town": "Köln", "days": 3}}, '

@@ -206,11 +206,10 @@ def store(
     eps: float,
     *,
     neighbours: bool,
-    pdl: bool = True,
 ) -> None:
     """Norm and rotate; shapes in the module docstring. `gain` [D]; `neighbours`: how columns are paired.
 
-    With `pdl` all but q and latents is read before the kernel waits for its predecessor, as in rope_store.
+    With PDL all but q and latents is read before the kernel waits for its predecessor, as in rope_store.
     """
     (t, h, n), (d, tail), device = plain.shape, _widths(gain, table), q.device
     require("q", q, (None, t, None), _FLOATS, device)
@@ -227,7 +226,7 @@ def store(
         raise ValueError(f"q: {h * (n + tail)} columns or more wanted, {q.shape[2]} given")
     if power_of_two(d) != d or power_of_two(tail) != tail or latents.shape[2] < d + tail:
         raise ValueError(f"gain, table: powers of two wanted, {d} and {tail} columns given")
-    pdl = pdl and traits(device).pdl
+    pdl = traits(device).pdl
     together = heads_of(t, h)
     shape = LatentShape(
         H=h,
@@ -250,15 +249,13 @@ def store(
     set_carveout(kernel, t)
 
 
-def norm(
-    y: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, eps: float, *, pdl: bool = True
-) -> None:
+def norm(y: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, eps: float) -> None:
     """Write the norm of the first Q columns of partial sums y [S, T, ..] to `out` [T, Q]. `gain` is [Q]."""
     (s, t, columns), q, device = y.shape, len(gain), y.device
     require("y", y, (s, t, columns), _FLOATS, device)
     require("gain", gain, (q,), _FLOATS, device)
     require("out", out, (t, q), _FLOATS, device)
-    pdl = pdl and traits(device).pdl
+    pdl = traits(device).pdl
     kernel = _norm_kernel[(t,)](
         y, gain, out, eps, t, q, columns, s, own_carveout(t), pdl, **options(pdl, 4)
     )

@@ -87,8 +87,6 @@ def normalize(
     k_norm: torch.Tensor,
     out: torch.Tensor,
     eps: float,
-    *,
-    pdl: bool = True,
 ) -> None:
     """Sum and normalize; shapes in the module docstring. Both weights are of one dtype."""
     queries = q_norm.shape[0]
@@ -103,7 +101,7 @@ def normalize(
     if t == 0:
         return
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     block = power_of_two(max(queries, keys))
     kernel = _normalize_kernel[(t, 3)](
         qkv,

@@ -102,8 +102,6 @@ def add_norm(
     eps: float,
     packed: HalfRows | None = None,
     bias: torch.Tensor | None = None,
-    *,
-    pdl: bool = True,
 ) -> None:
     """Add `y` (None: nothing) to the residual and normalize; shapes in the module docstring.
 
@@ -128,7 +126,7 @@ def add_norm(
     if t == 0:
         return
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     splits = 0 if y is None else y.shape[0]
     group = 0 if packed is None else packed.group
     packed_x = out if packed is None else packed.x

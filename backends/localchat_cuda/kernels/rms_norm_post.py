@@ -143,8 +143,6 @@ def post_norm(
     out: torch.Tensor,
     eps: float,
     scale: float = 1.0,
-    *,
-    pdl: bool = True,
 ) -> None:
     """Normalize `y`, add it to the residual, normalize that (weight None: do not); shapes in the module
     docstring."""
@@ -159,7 +157,7 @@ def post_norm(
     if t == 0:
         return
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     norms = weight is not None
     kernel = _row_kernel[(t,)](
         *(y, residual, post, tensor_or(weight, post), out, eps, scale, t),
@@ -280,7 +278,6 @@ def prepare(
     scale: float = 1.0,
     *,
     order: torch.Tensor | None = None,
-    pdl: bool = True,
 ) -> None:
     """Normalize `y` [S, T, H], add it to the residual, write the inputs of an int4 gemm.
 
@@ -300,7 +297,7 @@ def prepare(
     if order is not None:
         require("order", order, (h,), (torch.int32,), device)
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     splits = y.shape[0]
     groups = h // BLOCK_K
     several = rows_per_program(t)

@@ -342,13 +342,12 @@ def rope_store(
     eps: float = 1e-6,
     columns: int = 0,
     exponents: torch.Tensor | None = None,
-    pdl: bool = True,
 ) -> None:
     """Rotate and store; shapes in the module docstring.
 
     `q_norm` and `k_norm` [D] come together or not at all; with `v_norm` values are normalized without weights.
     `columns`: R, 0 for all of a head. With `exponents` k
-    and v are FP8 bytes. With `pdl` all but qkv is read before the kernel waits for its predecessor: the kernel
+    and v are FP8 bytes. With PDL all but qkv is read before the kernel waits for its predecessor: the kernel
     that writes it must have ended, or must not release its dependents early.
     """
     t, h, d = q.shape
@@ -377,7 +376,7 @@ def rope_store(
         if norm is not None:
             require(name, norm, (d,), FLOATS, device)
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     written = h + 2 * j if stored else h
     together = heads_of(t, written)
     shape = RopeShape(

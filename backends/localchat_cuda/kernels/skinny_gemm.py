@@ -143,8 +143,6 @@ def gemm(
     weight: torch.Tensor,
     out: torch.Tensor,
     bias: torch.Tensor | None = None,
-    *,
-    pdl: bool = True,
 ) -> None:
     """Write y = x w^T (+ bias) into `out`; shapes in the module docstring."""
     m, k = x.shape
@@ -158,7 +156,7 @@ def gemm(
     if bias is not None:
         require("bias", bias, (n,), (torch.float32, torch.float16, torch.bfloat16), device)
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     bias_or_weight = weight if bias is None else bias
     if m == 1:
         features = 4

@@ -145,19 +145,6 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
         inner_tags=("<|start|>", "<|message|>", "<|eom|>"),
     ),
     ToolCallFamily(
-        "functionary-3.2",
-        signs=(">>>all", "<|end_header_id|>"),
-        syntax=ToolCallSyntax(
-            head="",
-            middle="\n",
-            tail="",
-            between=">>>",
-            message_starts=("all\n",),
-            message_separator=">>>",
-        ),
-        opens=(">>>",),
-    ),
-    ToolCallFamily(
         "minimax-3",
         signs=("]<]minimax[>[",),
         syntax=ToolCallSyntax(
@@ -192,13 +179,6 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
         syntax=wrapped(family.QWEN, "tool_call"),
         opens=("<tool_call>", "<function="),
         closes=("</tool_call>", "</function>"),
-    ),
-    ToolCallFamily(
-        "functionary-3.1",
-        signs=("<function=example_function_name>", "</function>"),
-        syntax=ToolCallSyntax(head="<function=", middle=">", tail="</function>", between=""),
-        opens=("<function=", "<|python_tag|>"),
-        closes=("</function>",),
     ),
     ToolCallFamily(
         "minicpm",
@@ -380,13 +360,6 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
         syntax=_object_list("<|tool_call|>", "<|/tool_call|>"),
         opens=("<|tool_call|>", "functools"),
         closes=("<|/tool_call|>",),
-        untagged=True,
-    ),
-    ToolCallFamily(
-        "firefunction",
-        signs=("functools[",),
-        syntax=_object_list("functools"),
-        opens=("functools",),
         untagged=True,
     ),
     _listed("nemotron", "<TOOLCALL>", "<TOOLCALL>", "</TOOLCALL>"),

@@ -257,10 +257,7 @@ def _plan_lines(plan: "ServicePlan", width: int | None) -> Iterator[str]:
 def _cost_lines(plan: "ServicePlan", length: float) -> Iterator[str]:
     price = plan.price
     if price.joules is not None:
-        paths = ", ".join(
-            f"{name} {joules / 1e3:,.1f} kJ" for name, joules in price.joules_by_path.items()
-        )
-        yield f"A thousand answers take {price.joules / 1e3:,.1f} kJ: {paths}."
+        yield f"A thousand answers take {price.joules / 1e3:,.1f} kJ."
     costs = [
         (name, cost)
         for name, cost in (

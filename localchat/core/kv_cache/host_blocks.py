@@ -112,17 +112,3 @@ class HostBlocks:
             if number in self._left:
                 self._left.remove(number)
                 self._free.append(number)
-
-    def check(self, nodes: list[PrefixNode], reserved: int) -> None:
-        """Check integrity. Raises AssertionError.
-
-        `nodes`: the nodes of the tree in host memory. `reserved`: blocks in use that hold no node yet.
-        """
-        assert {node.host: node for node in nodes} == self._nodes, "host blocks are off"
-        assert len(nodes) == len(self._nodes), "two nodes in one host block"
-        blocks = [*self._free, *self._nodes, *self._left]
-        assert len(set(blocks)) == len(blocks), "a host block is in two places"
-        assert len(blocks) + reserved == self._total, "a host block is lost"
-        heads = {id(node) for _, _, node in self._leaves}
-        for node in nodes:
-            assert node.host_children or id(node) in heads, "a host block that cannot be evicted"

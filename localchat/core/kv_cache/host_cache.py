@@ -259,17 +259,3 @@ class HostCache:
         self._bytes -= self._size_bytes(len(saved.prefix))
         self.tokens -= len(saved.prefix)
         return Discard(saved.key)
-
-    def check(self) -> None:
-        """Check integrity. Raises AssertionError that names the fault."""
-        states = {**self._kept, **self._disposable}
-        sizes = [len(saved.prefix) for saved in states.values()]
-        assert self.tokens == sum(sizes), "saved tokens are miscounted"
-        assert self._bytes == sum(map(self._size_bytes, sizes)), "saved bytes are miscounted"
-        assert self._bytes <= self._capacity_bytes, "more is saved than there is room for"
-        assert all(key == saved.key for key, saved in states.items()), (
-            "a state is stored under another key"
-        )
-        assert all(saved.disposable == (key in self._disposable) for key, saved in states.items())
-        for key, saved in states.items():
-            assert key in self._index.prefixes(saved.salt, saved.prefix.ids), "a state is not found"

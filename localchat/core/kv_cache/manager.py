@@ -161,7 +161,3 @@ class KVCacheManager(Protocol):
     def never_fits(self, tokens: int) -> bool:
         """Return whether a sequence of this length cannot run even alone."""
         ...
-
-    def check(self) -> None:
-        """Check integrity. Raises AssertionError that names the fault."""
-        ...

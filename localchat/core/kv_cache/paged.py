@@ -16,7 +16,7 @@ hierarchical cache (written through to the host).
 
 import heapq
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice, takewhile
 from math import lcm
@@ -597,46 +597,3 @@ class PagedKVCacheManager:
 
     def never_fits(self, tokens: int) -> bool:
         return tokens > len(self._refs) * self._block_tokens
-
-    def check(self) -> None:
-        refs = Counter(block for sequence in self._sequences.values() for block in sequence.table)
-        for block, count in enumerate(self._refs):
-            assert count == refs[block], f"block {block}: {count} references, {refs[block]} holders"
-        assert self._shared == sum(count > 1 for count in self._refs), "shared blocks are off"
-        live = {block for block, count in enumerate(self._refs) if count}
-        parts = [*self._free, *self._cached, *live]
-        assert sorted(parts) == list(range(len(self._refs))), "a block is lost or in two places"
-        slots = [*self._slots, *(sequence.slot for sequence in self._sequences.values())]
-        assert sorted(slots) == list(range(self._max_slots)), "a slot is lost or held twice"
-        self._check_nodes(live)
-
-    def _check_nodes(self, live: set[int]) -> None:
-        self._tree.check(Counter(sequence.salt for sequence in self._sequences.values()))
-        order = {block: age for age, block in enumerate(self._cached)}
-        copies = {block: node for node in self._tree for block in node.blocks}
-        hosted = [node for node in self._tree if node.host >= 0]
-        self._host.check(hosted, self._reserved)
-        assert self._swapped == sum(not node.blocks for node in hosted), "swapped nodes are off"
-        assert not self._memory, "operations that were not returned"
-        assert all(node.blocks and node.host < 0 for node in self._unsaved), "nothing to save"
-        assert copies == self._node_of, "blocks and nodes do not name each other"
-        assert order.keys() <= copies.keys(), "a cached block without tokens"
-        for block, node in copies.items():
-            assert block in order or block in live, f"block {block} has tokens and is free"
-            above = node.parent.blocks if node.parent else []
-            assert above or not (node.parent and node.parent.parent), "a gap on the device"
-            assert block not in order or len(node.blocks) == 1, "a cached copy next to another"
-            if block in order and above and above[0] in order:
-                assert order[block] < order[above[0]], "a block would go before its continuation"
-            if block in live and above:
-                assert live.issuperset(above), "live tokens after tokens that no sequence holds"
-        for seq, sequence in self._sequences.items():
-            size = self._block_tokens
-            assert sequence.committed <= len(sequence.table) * size, (
-                f"sequence {seq} outgrew its table"
-            )
-            if sequence.tip is not None:
-                tail = len(sequence.tail.tokens) if sequence.tail else 0
-                assert sequence.tip.end + tail == sequence.committed, (
-                    f"sequence {seq}: tokens unpublished"
-                )

@@ -224,13 +224,3 @@ class HybridKVCacheManager:
 
     def never_fits(self, tokens: int) -> bool:
         return self._pages.never_fits(tokens)
-
-    def check(self) -> None:
-        self._pages.check()
-        held_states = sum(state.held >= 0 for state in self._running.values())
-        assert len(self._saved) + held_states <= self._max_states, (
-            "more states are saved than there is room for"
-        )
-        for key, saved in self._saved.items():
-            ids = saved.prefix.ids
-            assert key in self._index.prefixes(saved.salt, ids), f"state {key} cannot be found"

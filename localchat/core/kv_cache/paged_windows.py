@@ -246,12 +246,6 @@ class WindowedKVCacheManager:
     def never_fits(self, tokens: int) -> bool:
         return self._others.never_fits(tokens)
 
-    def check(self) -> None:
-        self._others.check()
-        self._blocks.check([window.table[window.first :] for window in self._running.values()])
-        for seq, window in self._running.items():
-            assert window.first <= self._first_seen(window.committed), f"sequence {seq} is blind"
-
 
 def _walk(hit: PrefixHit) -> PrefixMatch:
     assert isinstance(hit.source, PagedPrefix)

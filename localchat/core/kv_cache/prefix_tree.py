@@ -10,7 +10,6 @@ filled blocks that are found by their tokens follow SGLang's radix cache.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from localchat.kv_store.entry import entry_key, root_key
@@ -141,14 +140,6 @@ class PrefixTree:
     def _was_known(self, before: PrefixNode, piece: TokenArray) -> bool:
         return len(piece) == self._block_tokens and _digest(before, piece) in self._lost
 
-    def __iter__(self) -> Iterator[PrefixNode]:
-        """Yield every node, parents first, without the roots."""
-        waiting = list(self._roots.values())
-        while waiting:
-            for children in waiting.pop().children.values():
-                yield from children
-                waiting.extend(children)
-
     def _new_root(self, salt: str) -> PrefixNode:
         return PrefixNode(None, array("i"), self.root_digest(salt))
 
@@ -234,27 +225,3 @@ class PrefixTree:
     def _trim(self, root: PrefixNode) -> None:
         if root.parent is None and not root.users and not root.children:
             self._roots = {salt: node for salt, node in self._roots.items() if node is not root}
-
-    def check(self, users: dict[str, int]) -> None:
-        """Check integrity. `users`: running sequences by salt."""
-        full = 0
-        for node in self:
-            parent = node.parent
-            assert parent is not None
-            assert node in parent.children[node.tokens[0]], "a node is not its parent's child"
-            assert node.end == parent.end + len(node.tokens), "a node's end is off"
-            assert node.blocks or node.host >= 0, "a node without a block"
-            hosted = sum(child.host >= 0 for nodes in node.children.values() for child in nodes)
-            assert node.host_children == hosted, "children in host memory are off"
-            assert 0 < len(node.tokens) <= self._block_tokens, "a node of impossible length"
-            if node.digest:
-                full += 1
-                assert self._full[node.digest] is node, "the hash map names another node"
-                assert node.digest == _digest(parent, node.tokens), "a wrong digest"
-            else:
-                assert not node.children, "a node without a digest has children"
-        assert full == len(self._full), "the hash map holds nodes outside the tree"
-        for salt, root in self._roots.items():
-            assert root.users == users.get(salt, 0), f"salt users are off: {root.users}"
-            assert root.users or root.children, "an empty root was kept"
-        assert not users.keys() - self._roots.keys(), "a running sequence without a root"

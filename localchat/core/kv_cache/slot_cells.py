@@ -89,18 +89,3 @@ class Cells:
         for slot in segment.slots:
             path = self._paths[slot]
             path.insert(path.index(segment) + 1, tail)
-
-    def check(self) -> None:
-        """Check integrity. Raises AssertionError that names the fault."""
-        used = {id(s): s for path in self._paths.values() for s in path}
-        for segment in used.values():
-            holders = {slot for slot, path in self._paths.items() if segment in path}
-            assert segment.length > 0, "an empty segment"
-            assert holders == segment.slots, f"segment of {segment.slots} lies in {holders}"
-        assert self._paths.keys() == self._counts.keys(), "an empty slot has a path"
-        for slot, path in self._paths.items():
-            assert sum(s.length for s in path) == self._counts[slot], f"slot {slot} is miscounted"
-        count = sum(segment.length for segment in used.values())
-        shared = sum(segment.length for segment in used.values() if len(segment.slots) > 1)
-        assert shared == self.shared, f"{shared} cells shared, {self.shared} counted"
-        assert count + self.free == self.total, f"{count} cells used, {self.free} free"

@@ -518,21 +518,3 @@ class SlotKVCacheManager:
 
     def never_fits(self, tokens: int) -> bool:
         return tokens > min(self._can.kv_tokens, self._can.context_tokens)
-
-    def check(self) -> None:
-        self._cells.check()
-        self._host_cache.check()
-        assert not (self._idle and self._running), "an idle entry beside running ones"
-        holders = [*self._running.values(), *([self._idle] if self._idle else [])]
-        held_slots = [entry.held for entry in holders if entry.held >= 0]
-        slots = [*self._slots, *(entry.slot for entry in holders), *held_slots]
-        assert sorted(slots) == list(range(self._can.max_slots)), "a slot is lost or held twice"
-        assert not any(self._cells.used_by(slot) for slot in self._slots), (
-            "an empty slot holds cells"
-        )
-        for entry in holders:
-            cells = self._cells.used_by(entry.slot)
-            assert len(entry.prefix) <= cells, f"slot {entry.slot}: more tokens than cells"
-            assert self._can.rewind == "last_n" or not entry.earliest, "a window without a window"
-            assert entry is not self._idle or len(entry.prefix) == cells, "an idle entry has room"
-        assert self._can.share or not self._cells.shared, "cells are shared and cannot be"

@@ -5,8 +5,7 @@ Blocks at the end of a prompt or an answer go last, because later texts continue
 least recently used goes first.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict
 
 from localchat.core.kv_cache.prefix_tree import PrefixNode
 
@@ -87,18 +86,3 @@ class WindowBlocks:
             return
         self.forget(block)
         self._free.append(block)
-
-    def check(self, tables: Iterable[list[int]]) -> None:
-        """Check integrity against the blocks of each sequence. Raises AssertionError that names the fault."""
-        holders = Counter(block for table in tables for block in table)
-        for block, count in enumerate(self._refs):
-            assert count == holders[block], f"window block {block}: {count} references"
-        live = [block for block, count in enumerate(self._refs) if count]
-        parts = [*self._free, *self._middles, *self._ends, *live]
-        assert sorted(parts) == list(range(len(self._refs))), (
-            "a window block is lost or twice there"
-        )
-        named = {block: node for node, block in self._block_of.items()}
-        assert named == self._node_of, "window blocks and nodes do not name each other"
-        assert self._node_of.keys() >= {*self._middles, *self._ends}, "a cached block has no node"
-        assert not self._node_of.keys() & set(self._free), "a free window block can be found"

@@ -331,7 +331,6 @@ class Scheduler:
             sequence = row.sequence
             self._note_exact(sequence, row, step)
             sequence.steps_in_flight += 1
-            sequence.last_step = self.step_number
             sequence.launched = row.start + row.width
             sequence.unknown += 1 if row.positions and not row.drafts else 0
         padded = PaddedWidth(step.width, step.width)
@@ -385,7 +384,6 @@ class Scheduler:
             sequence.launched += 1
             sequence.unknown += 1
             sequence.steps_in_flight += 1
-            sequence.last_step = self.step_number
         first = run.step
         plan = StepPlan(
             number=self.step_number,

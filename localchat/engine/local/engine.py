@@ -173,7 +173,6 @@ class LocalEngine(FrameQueries):
                     sampling=options.sampling,
                     kv_folder=os.fsencode(options.kv_folder or ""),
                     kv_folder_bytes=options.kv_folder_bytes,
-                    audit=options.audit,
                 )
             )
         return self._child

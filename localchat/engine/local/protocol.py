@@ -50,7 +50,6 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     kv_folder: bytes = b""
     """Folder for the KV of conversations as bytes, empty for none."""
     kv_folder_bytes: int = 0
-    audit: bool = False
 
 
 class Generate(msgspec.Struct, frozen=True, tag="ask"):

@@ -177,7 +177,7 @@ class PartialFile:
             raise self._unwritable(problem) from problem
 
     def _open(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         try:
             self._target.parent.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(self._path, flags, 0o644)

@@ -8,7 +8,6 @@ Private Textual API: `App._driver`, `Driver._auto_restart`, `LinuxDriver._writer
 
 import os
 import signal
-import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +52,7 @@ def can_suspend(app: "App[Any]") -> bool:
     A program that leads its session has no shell, as in `xterm -e` or a container.
     """
     driver = app._driver
-    if driver is None or not driver.can_suspend or sys.platform == "win32":
+    if driver is None or not driver.can_suspend:
         return False
     return os.getsid(0) != os.getpid()
 

@@ -5,6 +5,7 @@ import pytest
 from localchat.backend_api.interface import Copy, LoadBlock, SaveBlock
 from localchat.core.kv_cache import prefix_tree
 from localchat.core.kv_cache.paged import PagedKVCacheManager
+from tests.support.cache_integrity import check
 from tests.support.kv_cache_bench import Bench, capabilities
 
 
@@ -226,7 +227,7 @@ def test_check_finds_a_lost_block() -> None:
     assert isinstance(b.kv_cache, PagedKVCacheManager)
     b.kv_cache._free.pop()
     with pytest.raises(AssertionError, match="a block is lost"):
-        b.kv_cache.check()
+        check(b.kv_cache)
 
 
 # ---------------------------------------------------------------------------- blocks in host memory

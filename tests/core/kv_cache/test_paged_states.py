@@ -8,6 +8,7 @@ from localchat.backend_api.interface import Alias, Copy, Discard, Restore, Save
 from localchat.core.kv_cache.manager import CacheUpdate
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from localchat.core.kv_cache.paged_states import HybridKVCacheManager
+from tests.support.cache_integrity import check
 
 BLOCK = 4
 
@@ -43,7 +44,7 @@ class Driver:
                 case _:
                     raise AssertionError(op)
         assert len(self.saved) <= self.states
-        self.cache.check()
+        check(self.cache)
 
     def begin(self, tokens: list[int], salt: str = "") -> int | None:
         """The number of a new sequence; its state is that of the prefix that was found."""

@@ -1,6 +1,7 @@
 """The KV cache of a model whose layers see a window: what can be cut, and what only seems so."""
 
 from localchat.backend_api.interface import Drop
+from tests.support.cache_integrity import check
 from tests.support.slot_benches import TEN, bench, start
 
 
@@ -49,5 +50,5 @@ def test_a_truncation_outside_the_window_empties_the_slot() -> None:
     assert lost.kept == 0
     assert lost.memory == (Drop(0),)
     assert b.kv_cache.usage().live == 0
-    b.kv_cache.check()
+    check(b.kv_cache)
     assert b.kv_cache.extend(seq, 11) is not None

@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from localchat.core.kv_cache.slot_cells import Cells
+from tests.support.cache_integrity import check_cells
 
 VERB = st.tuples(
     st.sampled_from(["extend", "share", "truncate"]),
@@ -30,7 +31,7 @@ def test_every_cell_is_counted_once_whoever_holds_it(
         elif verb == "truncate" and tokens <= len(plain[slot]):
             cells.truncate(slot, tokens)
             plain[slot] = plain[slot][:tokens]
-        cells.check()
+        check_cells(cells)
         everything = [cell for used_by in plain.values() for cell in used_by]
         distinct = set(everything)
         assert cells.free == 40 - len(distinct)
@@ -44,6 +45,6 @@ def test_truncating_a_shared_segment_leaves_other_slots_whole() -> None:
     cells.share(0, 1, 10)
     cells.share(1, 2, 7)
     cells.truncate(1, 4)
-    cells.check()
+    check_cells(cells)
     assert [cells.used_by(slot) for slot in range(3)] == [10, 4, 7]
     assert (cells.free, cells.shared) == (10, 7)

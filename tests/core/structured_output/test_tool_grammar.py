@@ -123,13 +123,3 @@ def test_gpt_oss_reasons_before_a_constrained_answer() -> None:
     assert bound(chat, THOUGHT + '<|channel|>final<|message|>{"a": 1}', SCHEMA)
     assert bound(chat, '<|channel|>final<|message|>{"a": 1}', SCHEMA)
     assert not bound(chat, THOUGHT + "<|channel|>final<|message|>Hello", SCHEMA)
-
-
-def test_functionary_names_the_tool_and_nothing_more() -> None:
-    chat = chat_format(
-        "{{ '>>>all' if false }}{{ '<|end_header_id|>' if false }}{{ tools and 'get_weather' }}>>>"
-    )
-    assert chat.tool_call_family.name == "functionary-3.2"
-    fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
-    assert bound(chat, 'get_weather\n{"town": "Köln"}>>>get_time\n{}', **fields)
-    assert not bound(chat, "all\nHello", **fields)

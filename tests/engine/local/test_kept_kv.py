@@ -49,7 +49,6 @@ def engine(
         name="guide",
         kv_folder=folder,
         kv_folder_bytes=LIMIT_BYTES,
-        audit=True,
     )
     notices = [] if said is None else said
     opened = LocalEngine(options, notify=notices.append)

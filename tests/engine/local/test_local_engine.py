@@ -57,7 +57,7 @@ def engine_for(tmp_path: Path, said: list[str]) -> Iterator[Open]:
             "backend": "tests.support.scripted_backend:ScriptedBackend",
         }
         engine = LocalEngine(
-            EngineOptions(**{**load_options, "audit": True, **(options or {})}), notify=said.append
+            EngineOptions(**{**load_options, **(options or {})}), notify=said.append
         )
         engines.append(engine)
         return engine

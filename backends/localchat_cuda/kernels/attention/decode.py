@@ -385,11 +385,10 @@ def attend(
     *,
     exponents: torch.Tensor | None = None,
     config: DecodeTileConfig | None = None,
-    pdl: bool = True,
 ) -> None:
     """Fill `partials` for every sequence of the batch.
 
-    `widest` is the largest of `batch.counts` (1..16). With `exponents` k and v are FP8 bytes. With `pdl` the
+    `widest` is the largest of `batch.counts` (1..16). With `exponents` k and v are FP8 bytes. With PDL the
     batch is read before the kernel waits for its predecessor: the kernel that writes it must have ended, or
     must not release its dependents early.
     """
@@ -422,7 +421,7 @@ def attend(
     codes = kv_fp8.decoder_for(exponents, q.device)
     tile = (config.tile, config.stages)
     shape = AttentionShape(h, j, d, page, *tile, rules.window, rules.soft_cap, codes, tail)
-    pdl = pdl and decoder.pdl
+    pdl = decoder.pdl
     kernel = _decode_kernel[(programs, splits)](
         *(q, Cache.of(k, v, exponents), batch, partials, scale, batch.tables.shape[1], t),
         *(shape, rows, blocks, own_carveout(t), pdl),
@@ -438,7 +437,6 @@ def merge(
     *,
     order: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
-    pdl: bool = True,
 ) -> None:
     """Merge the ranges into `out` [T, H*D], with the `sinks` of Rules.
 
@@ -459,8 +457,8 @@ def merge(
         room = 0
     elif order is not None:
         flat = torch.empty(t, columns, device=device)
-        merge(partials, flat, sinks=sinks, pdl=pdl)
-        prepare("plain", flat[None], out, order=order, pdl=pdl)
+        merge(partials, flat, sinks=sinks)
+        prepare("plain", flat[None], out, order=order)
         return
     else:
         check_rows(out, t, columns, device)
@@ -470,7 +468,7 @@ def merge(
         room = room_of(out)
     check_sinks(sinks, h, device)
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     kernel = _merge_kernel[(triton.cdiv(columns, 128), t)](
         *(partials, target, factors, tensor_or(sinks, partials.peaks), t),
         H=h,

@@ -276,13 +276,12 @@ def store_and_attend(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     columns: int = 0,
-    pdl: bool = True,
 ) -> None:
     """Rotate and store the new token of each sequence, and fill `partials` with its attention.
 
     `partials` have at least as many ranges as the longest sequence has pages: later pages would be ignored.
     `angles`, `bias`, norms and `columns` as `rope.rope_store` has them, the rest as `decode.attend`; `dtype`:
-    of rotated queries. With `pdl` the batch and the pages are read before the kernel waits for its predecessor:
+    of rotated queries. With PDL the batch and the pages are read before the kernel waits for its predecessor:
     the kernels that write them must have ended, or must not release their dependents early.
     """
     splits, t, width = partials.sums.shape
@@ -299,7 +298,7 @@ def store_and_attend(
     if k.stride() != v.stride():
         raise ValueError(f"v: strides of k wanted, {v.stride()} given for {k.stride()}")
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     shape = FusedShape(
         H=h,
         J=j,

@@ -122,7 +122,6 @@ def gate(
     eps: float,
     *,
     groups: bool = False,
-    pdl: bool = True,
 ) -> None:
     """Fill `out`; shapes in the module docstring. `groups`: gate before the norm, which has a weight."""
     t, h, v = x.shape
@@ -134,7 +133,7 @@ def gate(
         require("weight", weight, (h * v if groups else v,), FLOATS, device)
     if t == 0:
         return
-    pdl = pdl and traits(device).pdl
+    pdl = traits(device).pdl
     width = power_of_two(v)
     together = 1 if t * h <= _ALONE else max(1, min(16, _TOGETHER // width))
     warps = min(8, max(1, together * width // 512))

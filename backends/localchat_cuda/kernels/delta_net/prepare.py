@@ -203,8 +203,6 @@ def prepare(
     states: LayerStates,
     tokens: Tokens,
     out: Prepared,
-    *,
-    pdl: bool = True,
 ) -> None:
     """Fill `out`; shapes in the module docstring."""
     t, c = out.x.shape
@@ -223,7 +221,7 @@ def prepare(
     require("x", out.x, (t, c), FLOATS, device)
     require("out.decay", out.decay, (t, h), (torch.float32,), device)
     require("out.beta", out.beta, (t, h), (torch.float32,), device)
-    pdl = pdl and traits(device).pdl
+    pdl = traits(device).pdl
     qkvz, ba = projection
     together = 1 if t <= _ALONE else _TOGETHER
     shape = DeltaShape.of(states, qkvz.shape[0], delta=delta)

@@ -208,8 +208,6 @@ def apply(
     batch: AttentionBatch,
     out: torch.Tensor,
     skip: torch.Tensor | None = None,
-    *,
-    pdl: bool = True,
 ) -> None:
     """Change the states and fill the rows of `out`; shapes in the module docstring.
 
@@ -223,7 +221,7 @@ def apply(
     require("out", out, (t, h, v), FLOATS, device)
     if skip is not None:
         require("skip", skip, (h,), (torch.float32,), device)
-    pdl = pdl and traits(device).pdl
+    pdl = traits(device).pdl
     qkvz = projection.qkvz
     shape = DeltaShape.of(states, qkvz.shape[0], delta=skip is None)
     kernel = _recurrent_kernel[(s, h, v // shape.BV)](

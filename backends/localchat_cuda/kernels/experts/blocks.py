@@ -85,7 +85,7 @@ def most_blocks(pairs: int, experts: int, rows: int) -> int:
     return min(experts, pairs) + pairs // rows
 
 
-def sort(ids: torch.Tensor, experts: int, rows: int, *, pdl: bool = True) -> Blocks:
+def sort(ids: torch.Tensor, experts: int, rows: int) -> Blocks:
     """Sort the pairs of ids [T, C] by expert into blocks of `rows`."""
     pairs = ids.numel()
     device = ids.device
@@ -93,7 +93,7 @@ def sort(ids: torch.Tensor, experts: int, rows: int, *, pdl: bool = True) -> Blo
     count = most_blocks(pairs, experts, rows)
     slots = torch.empty(count * rows, dtype=torch.int32, device=device)
     owners = torch.empty(count, dtype=torch.int32, device=device)
-    pdl = pdl and traits(device).pdl
+    pdl = traits(device).pdl
     large = rows >= _LARGE_BLOCK
     _sort_kernel[(experts,)](
         ids,

@@ -407,7 +407,7 @@ def _choose_row(
     tl.store(choices.weights + t * router.C + c, weight, mask=c < router.C)
 
 
-def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
+def route(x: torch.Tensor, router: Router) -> Choices:
     """Choose the experts of rows x [T, K]."""
     (t, k), device = x.shape, x.device
     _check(router)
@@ -415,7 +415,7 @@ def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
     require("router", router.weight, (None, k), (x.dtype,), device)
     r = router.weight.shape[0]
     tile = 16 if t <= 64 else 64
-    pdl = pdl and traits(device).pdl
+    pdl = traits(device).pdl
     logits = torch.empty(_SPLITS, t, r, device=device)
     grid = (triton.cdiv(r, tile), triton.cdiv(t, tile), _SPLITS)
     _logits_kernel[grid](
@@ -423,7 +423,7 @@ def route(x: torch.Tensor, router: Router, *, pdl: bool = True) -> Choices:
     )
     ids = torch.empty(t, router.choices, dtype=torch.int32, device=device)
     choices = Choices(ids, torch.empty(t, router.choices, device=device))
-    _choose(logits, None, 0.0, router, choices, pdl)
+    _choose(logits, None, 0.0, router, choices)
     return choices
 
 
@@ -435,8 +435,6 @@ def add_few(
     eps: float,
     reader: W4 | None = None,
     y_bias: torch.Tensor | None = None,
-    *,
-    pdl: bool = True,
 ) -> FewRows:
     """Add `y` to the residual, and choose the experts of the sum. Shapes are in the module docstring.
 
@@ -462,7 +460,7 @@ def add_few(
     logits = torch.empty(splits, t, r, device=device)
     ids = torch.empty(t, router.choices, dtype=torch.int32, device=device)
     weights = torch.empty(t, router.choices, device=device)
-    pdl = pdl and traits(device).pdl
+    pdl = traits(device).pdl
     chooses = t == 1 and r <= MOST_FUSED
     arrivals = router.arrivals if chooses else None
     choices = Choices(ids, weights)
@@ -488,7 +486,7 @@ def add_few(
     )
     set_carveout(kernel, t)
     if arrivals is None:
-        _choose(logits, squares, eps, router, choices, pdl)
+        _choose(logits, squares, eps, router, choices)
     return FewRows(x, added, squares, eps, k, choices)
 
 
@@ -530,10 +528,10 @@ def _choose(
     eps: float,
     router: Router,
     choices: Choices,
-    pdl: bool,
 ) -> None:
     splits, t, _ = logits.shape
     few = squares is not None
+    pdl = traits(logits.device).pdl
     kernel = _choose_kernel[(t,)](
         logits,
         tensor_or(squares, logits),

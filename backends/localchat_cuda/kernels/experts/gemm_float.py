@@ -174,7 +174,6 @@ def gate_up(
     limit: float = 0.0,
     gelu: bool = False,
     square: bool = False,
-    pdl: bool = True,
 ) -> None:
     """Write silu(gate) * up of every pair into `out` [P, F]."""
     rows = x if isinstance(x, FewRows) else None
@@ -191,7 +190,6 @@ def gate_up(
         out,
         n,
         tile,
-        pdl,
         few,
         gated=True,
         limit=limit,
@@ -209,14 +207,13 @@ def down(
     tile: FloatTile | None = None,
     *,
     bias: torch.Tensor | None = None,
-    pdl: bool = True,
 ) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32, x.dtype), x.device)
     require("x", x, (c * t, None), _HALVES, x.device)
     few = few_arguments(None, out)
-    _launch(x, weight, bias, choices, blocks, out, out.shape[2], tile, pdl, few, gated=False)
+    _launch(x, weight, bias, choices, blocks, out, out.shape[2], tile, few, gated=False)
 
 
 def _launch(
@@ -228,7 +225,6 @@ def _launch(
     out: torch.Tensor,
     n: int,
     tile: FloatTile | None,
-    pdl: bool,
     few: tuple[torch.Tensor, float, int, int],
     *,
     gated: bool,
@@ -243,7 +239,7 @@ def _launch(
     check_bias(bias, weight.shape[0], device)
     m = 16 if blocks is None else blocks.rows
     tile = tile or tile_for(gated=gated)
-    pdl = pdl and traits(device).pdl
+    pdl = traits(device).pdl
     features = n // (1 + (gated and not square))
     grid = (triton.cdiv(features, tile.features), grid_blocks(choices, blocks))
     squares, eps, splits, width = few

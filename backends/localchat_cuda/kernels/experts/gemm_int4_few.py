@@ -512,13 +512,10 @@ def gate_up(
     *,
     bias: torch.Tensor | None = None,
     limit: float = 0.0,
-    pdl: bool = True,
 ) -> None:
     """Write silu(gate) * up of every pair to `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), rows.x.device)
-    _launch(
-        rows.x, weight, bias, choices, out, 2 * out.shape[1], into, tile, pdl, rows, limit=limit
-    )
+    _launch(rows.x, weight, bias, choices, out, 2 * out.shape[1], into, tile, rows, limit=limit)
 
 
 def down(
@@ -529,13 +526,12 @@ def down(
     tile: FewTile | None = None,
     *,
     bias: torch.Tensor | None = None,
-    pdl: bool = True,
 ) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32,), x.device)
     require("x", x, (c * t, None), (torch.float16,), x.device)
-    _launch(x, weight, bias, choices, out, out.shape[2], BLOCK_K, tile, pdl, None)
+    _launch(x, weight, bias, choices, out, out.shape[2], BLOCK_K, tile, None)
 
 
 def _launch(
@@ -547,7 +543,6 @@ def _launch(
     n: int,
     into: int,
     tile: FewTile | None,
-    pdl: bool,
     rows: FewRows | None,
     *,
     limit: float = 0.0,
@@ -565,7 +560,7 @@ def _launch(
         )
     if k // BLOCK_K < tile.warps * tile.depth:
         raise ValueError(f"tile: {tile} does not fit into {k} columns")
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     own = 8
     if weight.e2m1 and t <= 4:
         own = 4 if t > 2 else 2

@@ -177,12 +177,11 @@ def gate_up(
     *,
     bias: torch.Tensor | None = None,
     limit: float = 0.0,
-    pdl: bool = True,
 ) -> None:
     """Write silu(gate) * up of every pair to `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), x.device)
     n = 2 * out.shape[1]
-    _launch(x, weight, bias, choices, blocks, out, n, into, tile, pdl, gated=True, limit=limit)
+    _launch(x, weight, bias, choices, blocks, out, n, into, tile, gated=True, limit=limit)
 
 
 def down(
@@ -194,14 +193,13 @@ def down(
     tile: ManyTile | None = None,
     *,
     bias: torch.Tensor | None = None,
-    pdl: bool = True,
 ) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32, torch.float16, torch.bfloat16), x.device)
     require("x", x, (c * t, None), (torch.float16,), x.device)
     n = out.shape[2]
-    _launch(x, weight, bias, choices, blocks, out, n, BLOCK_K, tile, pdl, gated=False)
+    _launch(x, weight, bias, choices, blocks, out, n, BLOCK_K, tile, gated=False)
 
 
 def _launch(
@@ -214,7 +212,6 @@ def _launch(
     n: int,
     into: int,
     tile: ManyTile | None,
-    pdl: bool,
     *,
     gated: bool,
     limit: float = 0.0,
@@ -229,7 +226,7 @@ def _launch(
     own = 16 * tile.warps * tile.blocks // (1 + gated)
     if weight.features_out % n or features % own or (gated and tile.blocks % 2):
         raise ValueError(f"tile: {tile} does not divide experts of {features} features")
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     many = ManyPairs(
         C=c,
         N=n,

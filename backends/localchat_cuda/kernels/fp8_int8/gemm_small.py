@@ -231,13 +231,12 @@ def gemm(
     config: W8TileConfig,
     *,
     decoder: int,
-    pdl: bool = True,
 ) -> None:
     """Write the partial sums into `out` [S, M, N]; `decoder` as in tile_ops.py."""
     check(x, weight, out, config.splits, max_rows=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
     config.check(n, k)
-    pdl = pdl and traits(weight.codes.device).pdl
+    pdl = traits(weight.codes.device).pdl
     kernel = _small_kernel[(triton.cdiv(n, 16 * config.blocks), config.splits)](
         x,
         weight.raw,

@@ -88,14 +88,12 @@ def gemm(
     config: W8TileConfig,
     *,
     decoder: int,
-    pdl: bool = True,
 ) -> None:
     """Write the partial sums into `out` [S, M, N]; reference: gemm_small.reference."""
     check(x, weight, out, config.splits, max_rows=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
     config.check(n, k)
-    hopper = traits(weight.codes.device).pdl
-    pdl = pdl and hopper
+    pdl = traits(weight.codes.device).pdl
     _tiled_kernel[(triton.cdiv(n, 16 * config.blocks), config.splits)](
         x,
         weight.raw,
@@ -111,7 +109,7 @@ def gemm(
         SHARED=weight.blocks,
         WHOLE=weight.whole,
         DECODER=decoder,
-        FOUR=not hopper,
+        FOUR=not pdl,
         PDL=pdl,
         **options(pdl, config.warps, registers=config.registers),
     )

@@ -118,7 +118,6 @@ def gemv(
     config: GemvConfig,
     *,
     decoder: int,
-    pdl: bool = True,
 ) -> None:
     """Write the result into `out` [1, 1, N]; `decoder` as in tile_ops.py."""
     check(x, weight, out, 1, max_rows=1)
@@ -127,7 +126,7 @@ def gemv(
         raise ValueError(
             f"config: rows that divide {BLOCK} and a run in {BLOCK}s wanted, {config} given"
         )
-    pdl = pdl and traits(weight.codes.device).pdl
+    pdl = traits(weight.codes.device).pdl
     kernel = _gemv_kernel[(triton.cdiv(n, config.rows),)](
         x,
         weight.raw,

@@ -530,7 +530,6 @@ def gemm(
     *,
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
-    pdl: bool = True,
 ) -> None:
     """Write partial sums into `out` [S, M, C] from `column` on; see the module docstring."""
     m = rows.x.shape[0] // 2
@@ -549,7 +548,7 @@ def gemm(
     if squares is not None:
         require("squares", squares, (m, k // 128), (torch.float32,), device)
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     few = BlockFewRows(k, rows.factors.shape[1], m if m <= 2 else 4, config, squares is not None)
     tensors = (rows.x, rows.factors, planes(weight), out, tensor_or(squares, out))
     kernel = _few_kernel[(triton.cdiv(n, ROWS * config.blocks), config.splits)](

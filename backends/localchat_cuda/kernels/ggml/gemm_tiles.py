@@ -299,7 +299,6 @@ def gemm(
     config: TiledGemmConfig,
     column: int = 0,
     *,
-    pdl: bool = True,
     whole_halves: bool | None = None,
 ) -> None:
     """Write partial sums into columns of `out` [S, M, C] from `column` on.
@@ -316,7 +315,7 @@ def gemm(
     if not 0 <= column <= out.shape[2] - n:
         raise ValueError(f"column: {n} columns from {column} of {out.shape[2]} wanted")
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     tiles = shape.blocks * shape.warps
     if whole_halves is None:
         whole_halves = gpu.hopper

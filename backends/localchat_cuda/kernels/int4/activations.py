@@ -510,7 +510,6 @@ def prepare(
     eps: float = 0.0,
     gelu: bool = False,
     order: torch.Tensor | None = None,
-    pdl: bool = True,
 ) -> None:
     """Run one step between gemms; modes and formats in the module docstring.
 
@@ -558,12 +557,11 @@ def prepare(
                 squares=squares,
                 factor=factor,
                 eps=eps,
-                pdl=pdl,
             )
-            prepare("plain", flat.x[None], rows, order=order, pdl=pdl)
+            prepare("plain", flat.x[None], rows, order=order)
             return
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     several = rows_per_program(m)
     kernel = _prepare_kernel[(k // BLOCK_K, triton.cdiv(m, several))](
         source,

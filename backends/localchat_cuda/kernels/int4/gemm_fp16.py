@@ -342,7 +342,6 @@ def gemm(
     *,
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
-    pdl: bool = True,
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; see the module docstring."""
     m = rows.x.shape[0]
@@ -359,7 +358,7 @@ def gemm(
         require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
     shape.check(n, k)
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     few = Int4FewRows(n, k, padded(m), weight.group, shape, squares is not None, gpu.asm)
     weights = (weight.codes.view(torch.int16), weight.scale_zeros)
     kernel = _fp16_kernel[(n // (16 * shape.blocks), shape.splits)](

@@ -346,14 +346,13 @@ def gemm(
     *,
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
-    pdl: bool = True,
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
     m = rows.x.shape[0]
     n = weight.features_out
     config.check(n, weight.features_in, fused=False)
     require("out", out, (config.splits, m, n), (torch.float32,), weight.codes.device)
-    _launch(rows, weight, out, config, squares, eps, pdl)
+    _launch(rows, weight, out, config, squares, eps)
 
 
 def gemm_silu_mul(
@@ -365,7 +364,6 @@ def gemm_silu_mul(
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
     gelu: bool = False,
-    pdl: bool = True,
 ) -> None:
     """Write act_and_mul of gate and up into `into` [M, N / 2], as gemm_tiled.gemm_silu_mul."""
     m = rows.x.shape[0]
@@ -381,7 +379,6 @@ def gemm_silu_mul(
         config,
         squares,
         eps,
-        pdl,
         fused=True,
         gelu=gelu,
         into_group=into.group,
@@ -395,7 +392,6 @@ def _launch(
     config: HopperTileConfig,
     squares: torch.Tensor | None,
     eps: float,
-    pdl: bool,
     *,
     fused: bool = False,
     gelu: bool = False,
@@ -412,6 +408,7 @@ def _launch(
     require("rows.x", rows.x, (m, k), (torch.float16,), device)
     if squares is not None:
         require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
+    gpu = traits(device)
     workspace = _workspace(device) if config.even else None
     items = config.items(m, n)
     layout = gl.NVMMASharedLayout(128, 16, 2)
@@ -424,7 +421,7 @@ def _launch(
         NORM=squares is not None,
         FUSED=fused,
         GELU=gelu,
-        PDL=pdl,
+        PDL=gpu.pdl,
         EVEN=config.even,
         GROUP=weight.group,
         INTO=into_group,
@@ -432,10 +429,10 @@ def _launch(
     x_boxes = TensorDescriptor(rows.x, [m, k], [k, 1], [config.rows, 64], layout)
     work = (workspace.sums, workspace.flags) if workspace else (out, out)
     tiles = -(-m // config.rows)
-    _hopper_kernel[(min(items, traits(device).sms),)](
+    _hopper_kernel[(min(items, gpu.sms),)](
         *(x_boxes, *_boxes(weight), out, *work, tensor_or(squares, out), eps),
         *(m, items, tiles, config.splits, many),
         num_warps=4,
         maxnreg=168,
-        launch_pdl=pdl,
+        launch_pdl=gpu.pdl,
     )

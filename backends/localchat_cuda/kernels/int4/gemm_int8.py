@@ -376,7 +376,6 @@ def gemm(
     *,
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
-    pdl: bool = True,
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; see the module docstring.
 
@@ -401,7 +400,7 @@ def gemm(
         require("squares", squares, (rows, k // BLOCK_K), (torch.float32,), device)
     shape.check(n, k)
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     few = Int4FewRows(n, k, lanes(rows), weight.group, shape, squares is not None, gpu.asm)
     tensors = (x, factors, weight.codes, weight.scale_zeros, out, tensor_or(squares, out))
     kernel = _int8_kernel[(n // (16 * shape.blocks), shape.splits)](

@@ -331,13 +331,12 @@ def gemm(
     *,
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
-    pdl: bool = True,
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
     m = rows.x.shape[0]
     n = weight.features_out
     require("out", out, (config.shape.splits, m, n), (torch.float32,), weight.codes.device)
-    _launch(rows, weight, out, config, squares, eps, pdl)
+    _launch(rows, weight, out, config, squares, eps)
 
 
 def gemm_silu_mul(
@@ -349,7 +348,6 @@ def gemm_silu_mul(
     squares: torch.Tensor | None = None,
     eps: float = 0.0,
     gelu: bool = False,
-    pdl: bool = True,
 ) -> None:
     """Write act_and_mul of gate and up into `into` [M, N / 2].
 
@@ -373,7 +371,6 @@ def gemm_silu_mul(
         config,
         squares,
         eps,
-        pdl,
         fused=True,
         gelu=gelu,
         into_group=into.group,
@@ -387,7 +384,6 @@ def _launch(
     config: TiledGemmConfig,
     squares: torch.Tensor | None,
     eps: float,
-    pdl: bool,
     *,
     fused: bool = False,
     gelu: bool = False,
@@ -407,7 +403,7 @@ def _launch(
         require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
     shape.check(n, k, wide=True)
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     grid = (triton.cdiv(m, config.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
     many = ManyRows(
         n, k, weight.group, config, squares is not None, fused, gelu, into_group, gpu.asm

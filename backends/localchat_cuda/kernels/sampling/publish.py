@@ -41,8 +41,6 @@ def publish(
     targets: torch.Tensor,
     table: torch.Tensor,
     address: torch.Tensor,
-    *,
-    pdl: bool = True,
 ) -> None:
     """Write the tokens and the first two rows of the results. Shapes are in the module docstring."""
     count = targets.shape[0]
@@ -51,7 +49,7 @@ def publish(
     require("targets", targets, (count,), (torch.int64,), device)
     require("table", table, (None,), (torch.int32,), device)
     require("address", address, (1,), (torch.int64,), device)
-    pdl = pdl and traits(device).pdl
+    pdl = traits(device).pdl
     _publish_kernel[(triton.cdiv(count, _BLOCK),)](
         results,
         targets,

@@ -341,7 +341,6 @@ def rescore(
     known: PenaltyTokens | None = None,
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
-    pdl: bool = True,
 ) -> None:
     """Replace the logits fp32 [M, N] of tokens that the draws may choose by those of the floating head.
 
@@ -360,7 +359,7 @@ def rescore(
     groups = blocks * (BLOCK // GROUP)
     require("scratch.peaks", scratch.peaks, (count, _FIELDS, groups), (torch.float32,), device)
     require("scratch.floors", scratch.floors, (count, _FIELDS), (torch.float32,), device)
-    pdl = pdl and traits(device).pdl
+    pdl = traits(device).pdl
     draws = Draws(rows, slots, positions)
     masking = Masking(tensor_or(masks, rows), tensor_or(mask_rows, rows))
     counts = rows if known is None else known.counts

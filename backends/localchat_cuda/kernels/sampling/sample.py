@@ -459,7 +459,6 @@ def draw(
     rescoring: Rescoring | None = None,
     rescore_scratch: RescoreScratch | None = None,
     rare: RareTensors | None = None,
-    pdl: bool = True,
 ) -> None:
     """Draw the tokens of P draws; reference: `localchat.backend_api.sampling.reference.Sampler.draw`.
 
@@ -481,7 +480,7 @@ def draw(
     if (masks is None) != (mask_rows is None):
         raise ValueError("masks, mask_rows: both or neither wanted")
     gpu = traits(device)
-    pdl = pdl and gpu.pdl
+    pdl = gpu.pdl
     blocks = -(-vocabulary // BLOCK)
     if known is not None:
         context = known.tokens.shape[1]
@@ -506,7 +505,6 @@ def draw(
             known=known,
             masks=masks,
             mask_rows=mask_rows,
-            pdl=pdl,
         )
     # Behind a kernel that releases its dependents.
     chained = pdl and (known is None or rescoring is not None)
