@@ -204,6 +204,8 @@ def test_every_architecture_can_be_compiled_ahead() -> None:
     assert {name for name, kernels in found.items() if "rope" not in kernels} == latents
     assert all({"attention.prefill", "experts.choice"} <= found[name].keys() for name in latents)
     assert "rms_norm_post" in found["Gemma2ForCausalLM"]
+    streams = {name for name, kernels in found.items() if "altup" in kernels}
+    assert streams == {"Gemma3nForConditionalGeneration"}
 
 
 def test_a_layer_of_each_kind_is_kept_and_the_last_stays_the_last() -> None:
@@ -241,11 +243,12 @@ def test_compiled_shapes_stay_within_the_capabilities() -> None:
         *((raw, AWQ) for raw in (QWEN25, CONFIGS["qwen3:30b-a3b"][0])),
         (CONFIGS["qwen3.5:9b"][0], AWQ),
         (CONFIGS["glm-4.7-flash"][0], AWQ),
+        (CONFIGS["gemma-3n-e2b"][0], AWQ),
         (CONFIGS["lfm2:1.2b"][0], AWQ),
         (CONFIGS["nemotron-3-nano:30b-a3b"][0], None),
         (QWEN25, GGUF),
     ],
-    ids=["7B", "experts", "hybrid", "latents", "convolutions", "mamba", "gguf"],
+    ids=["7B", "experts", "hybrid", "latents", "streams", "convolutions", "mamba", "gguf"],
 )
 def test_steps_of_any_kind_need_no_other_kernels(
     raw: dict[str, Any], stored: dict[str, Any] | None

@@ -10,6 +10,7 @@ import torch
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from tests.support.stored_weights import e4m3_blocks
+from tests.support.tiny_models import STREAM_FLOATS
 
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 
@@ -56,7 +57,8 @@ def save_fp8(model: Any, folder: Path, layout: str) -> None:
     tensors = {}
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
-            if name.startswith("model.layers.") and parameter.dim() == 2:
+            floating = any(each in name for each in STREAM_FLOATS)
+            if name.startswith("model.layers.") and parameter.dim() == 2 and not floating:
                 weight, beside = stored(parameter, layout)
                 parameter.copy_(w8_pack.dense(weight))
                 tensors[name] = weight.codes

@@ -8,6 +8,9 @@ Letters: T rows, F columns of the result, S partial sums.
 
 Grid (T, F / 1024), fp32 inside. Both activations are gate times a sigmoid: silu of gate itself, the GELU
 of 2 sqrt(2/pi) (gate + 0.044715 gate^3). GLU variants: Shazeer, 2020; GELU: Hendrycks and Gimpel, 2016.
+
+With a cutoff, gates count from this number of standard deviations above the mean of their row, by what they are
+beyond, and a program computes a whole row: Gemma 3n (Google, 2025).
 """
 
 import torch
@@ -18,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localchat_cuda.kernels.launch import (
     options,
     own_carveout,
+    power_of_two,
     require,
     set_carveout,
     tensor_or,
@@ -29,10 +33,15 @@ CLAMPED_SLOPE = tl.constexpr(1.702)
 """Factor inside the sigmoid of a clamped gate."""
 
 
-def reference(gate_up: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
+def reference(
+    gate_up: torch.Tensor, *, gelu: bool = False, cutoff: float | None = None
+) -> torch.Tensor:
     """Compute the result in fp32 with plain torch."""
     values = gate_up.float() if gate_up.dim() == 2 else gate_up.float().sum(0)
     gate, up = values.chunk(2, 1)
+    if cutoff is not None:
+        deviation, mean = torch.std_mean(gate, 1, correction=0, keepdim=True)
+        gate = torch.relu(gate - mean - cutoff * deviation)
     if gelu:
         return torch.nn.functional.gelu(gate, approximate="tanh") * up
     return torch.nn.functional.silu(gate) * up
@@ -87,6 +96,7 @@ def _act_and_mul_kernel(
     gate_up,
     other,
     out,
+    cutoff,
     T,
     stride,
     F: tl.constexpr,
@@ -94,6 +104,7 @@ def _act_and_mul_kernel(
     GELU: tl.constexpr,
     OTHER: tl.constexpr,
     SQUARE: tl.constexpr,
+    SPARSE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
@@ -114,6 +125,10 @@ def _act_and_mul_kernel(
             up += tl.load(row + F, mask=inside, other=0.0).to(tl.float32)
     if OTHER:
         up = tl.load(other + t * stride + i, mask=inside, other=0.0).to(tl.float32)
+    if SPARSE:
+        gate = tl.where(inside, gate - tl.sum(gate, 0) / F, 0.0)
+        gate -= cutoff * tl.sqrt(tl.sum(gate * gate, 0) / F)
+        gate = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if SQUARE:
         v = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
         v *= v
@@ -131,6 +146,7 @@ def act_and_mul(
     *,
     gelu: bool = False,
     up: torch.Tensor | None = None,
+    cutoff: float | None = None,
     square: bool = False,
 ) -> None:
     """Write the activation into `out`; shapes in the module docstring. `square`: as `square_relu`."""
@@ -144,11 +160,12 @@ def act_and_mul(
     if t == 0:
         return
     pdl = traits(out.device).pdl
-    block = 1024
+    block = 1024 if cutoff is None else power_of_two(f)
     kernel = _act_and_mul_kernel[(t, triton.cdiv(f, block))](
         parts,
         tensor_or(up, parts),
         out,
+        cutoff or 0.0,
         t,
         0 if up is None else up.stride(0),
         F=f,
@@ -156,10 +173,11 @@ def act_and_mul(
         GELU=gelu,
         OTHER=up is not None,
         SQUARE=square,
+        SPARSE=cutoff is not None,
         BLOCK=block,
         ROOMY=own_carveout(t),
         PDL=pdl,
-        **options(pdl, 4),
+        **options(pdl, 4 if block <= 1024 else 16),
     )
     set_carveout(kernel, t)
 

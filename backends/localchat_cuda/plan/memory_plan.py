@@ -232,6 +232,9 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
         width = max(width, config.recurrent.columns)
     if config.gemma is not None:
         width = max(width, config.layers * config.gemma.input_columns)
+        if config.gemma.altup:
+            # Streams of the residual, and the projections that they begin with.
+            rows += 2 * config.gemma.altup.streams
     if config.latent is not None:
         width = max(width, config.latent.queries(config.heads))
     activations = step * (2 * width + rows * config.hidden) * _FLOAT
