@@ -28,7 +28,7 @@ RULES = " ".join(f"Rule {number}: call item {number} by its name." for number in
 """A system prompt that is long enough to be stored on the disk."""
 SYSTEM_PROMPTS = 20
 
-REFERENCE = "tests.support.reference_backend:ReferenceBackend"
+REFERENCE = "localchat_cuda.backend:ReferenceBackend"
 
 
 def requests(count: int, tokens: int) -> list[GenerateRequest]:

@@ -48,7 +48,7 @@ BACKENDS = {
     "paged": (SCRIPTED, _paged),
     "llamacpp": ("llamacpp", _llamacpp),
     "llamacpp-gpu": ("tests.support.gpu_llamacpp:GpuLlamaCppBackend", _llamacpp),
-    "cuda": ("tests.support.reference_backend:ReferenceBackend", _cuda),
+    "cuda": ("localchat_cuda.backend:ReferenceBackend", _cuda),
 }
 
 

@@ -20,14 +20,13 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.speed import PastRun
 from localchat.model_files.checkpoint import Checkpoint, read_checkpoint
-from localchat_cuda.backend import CudaBackend
+from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.checkpoint_model import CheckpointModel
 from localchat_cuda.config.reader import read_config
 from localchat_cuda.environment import check_gpu, torch_cuda
 from localchat_cuda.plan.preflight import expected_rate, plan_for
 from localchat_cuda.weights.source import read_headers
 from tests.support import tiny_models
-from tests.support.reference_backend import ReferenceBackend
 from tests.support.speaking_checkpoint import write_speaking
 
 ROOT = Path(__file__).parents[2]

@@ -44,7 +44,7 @@ from tests.support.ggml_blocks import random_rows
 from tests.support.gguf_files import ARCHITECTURES, Size, Tensor
 from tests.support.tiny_models import CPU
 
-REFERENCE = "tests.support.reference_backend:ReferenceBackend"
+REFERENCE = "localchat_cuda.backend:ReferenceBackend"
 SIZE = Size(
     width=256, heads=4, kv_heads=2, head_width=64, feed_forward=512, window=16,
     extra={"tokenizer.ggml.pre": "gpt-2"},

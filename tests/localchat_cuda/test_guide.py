@@ -17,7 +17,7 @@ from tests.support.answers import Answer, ask, told_apart
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "localchat" / "guide" / "guide.gguf"
 QUESTIONS = ("What is localchat?", "How do I use another model?", "What does KV cache mean?")
-REFERENCE = "tests.support.reference_backend:ReferenceBackend"
+REFERENCE = "localchat_cuda.backend:ReferenceBackend"
 
 
 @pytest.fixture(scope="module", params=["checkpoint", "gguf"])

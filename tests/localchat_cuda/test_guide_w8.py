@@ -19,7 +19,6 @@ from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.tokenizer import CheckpointTokenizer, chat_template
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.model_weights import ModelWeights
-from tests.support.stored_weights import e4m3_blocks
 from tests.support.tiny_models import Stretch, Tiny
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +85,7 @@ def test_a_head_in_8_bits_costs_next_to_nothing(guide: Guide) -> None:
     assert cost < guide.divergence(replace(guide.weights, head=coarse)) / 5
 
 
-@pytest.mark.parametrize("make", [w8_pack.e4m3_rows, e4m3_blocks])
+@pytest.mark.parametrize("make", [w8_pack.e4m3_rows, w8_pack.e4m3_blocks])
 def test_fp8_layers_cost_little_and_so_do_fp8_activations(
     make: Make, guide: Guide, monkeypatch: pytest.MonkeyPatch
 ) -> None:

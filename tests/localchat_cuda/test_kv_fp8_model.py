@@ -11,10 +11,10 @@ from localchat.engine.options import EngineOptions
 from localchat.errors import UsageError
 from localchat.fit.kv_types import FP8
 from localchat.fit.load_options import LoadOptions
+from localchat_cuda.backend import ReferenceBackend
 from localchat_cuda.plan.memory_plan import kv_token_bytes
 from tests.support import tiny_models
 from tests.support.answers import ask
-from tests.support.reference_backend import ReferenceBackend
 from tests.support.speaking_checkpoint import write_speaking
 from tests.support.tiny_engine_core import ON_GPU, TinyLoop, request, tiny_runner
 from tests.support.tiny_models import Stretch, Tiny, tokens_of
@@ -94,7 +94,7 @@ def test_an_engine_loads_with_fp8_kv_and_reports_it(tmp_path: Path) -> None:
     options = EngineOptions(
         folder,
         LoadOptions(kv_type="fp8_e4m3", context_tokens=512, max_slots=2, threads=1),
-        backend="tests.support.reference_backend:ReferenceBackend",
+        backend="localchat_cuda.backend:ReferenceBackend",
     )
     engine = LocalEngine(options, notify=lambda text: None)
     try:

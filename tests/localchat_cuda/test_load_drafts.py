@@ -11,6 +11,7 @@ from localchat.backend_api.interface import LoadRequest
 from localchat.errors import ModelInvalid
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
+from localchat_cuda.backend import ReferenceBackend
 from localchat_cuda.config.reader import parse_config
 from localchat_cuda.plan import draft_plan
 from localchat_cuda.plan.memory_plan import plan
@@ -18,7 +19,6 @@ from localchat_cuda.runner.runner import CudaRunner
 from tests.support import tiny_models
 from tests.support.cuda_machines import GB, gpu, header
 from tests.support.hub_configs import CONFIGS
-from tests.support.reference_backend import ReferenceBackend
 from tests.support.speaking_checkpoint import write_speaking
 from tests.support.tiny_heads import Eagle, Head
 

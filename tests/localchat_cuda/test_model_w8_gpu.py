@@ -20,7 +20,6 @@ from localchat_cuda.kernels.launch import traits
 from tests.support import tiny_models
 from tests.support.fp8_checkpoints import save_fp8
 from tests.support.gpu_models import HALVES, logs_of
-from tests.support.stored_weights import e4m3_blocks
 from tests.support.tiny_engine_core import ON_GPU, TinyLoop, request, tiny_runner
 from tests.support.tiny_models import tokens_of
 
@@ -29,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU, or TRITON_INTERPRET is not 0"),
 ]
 GPU = torch.device("cuda", 0)
-KINDS = {"row": w8_pack.e4m3_rows, "block": e4m3_blocks, "whole": w8_pack.whole_rows}
+KINDS = {"row": w8_pack.e4m3_rows, "block": w8_pack.e4m3_blocks, "whole": w8_pack.whole_rows}
 WORK = (
     *((kind, 4608, 3584) for kind in KINDS),
     ("block", 3584, 18944),

@@ -13,7 +13,7 @@ from tests.real.conftest import GEMMA, QWEN, SMOLLM2, OpenEngine, model_path
 from tests.support.answers import ask
 from tests.support.transformers_reference import TransformersReference
 
-REFERENCE_PATH = "tests.support.reference_backend:ReferenceBackend"
+REFERENCE_PATH = "localchat_cuda.backend:ReferenceBackend"
 TEXT = """The river rises in a narrow valley and reaches the sea after two hundred miles. Most of the towns
 along it were built for mills, and several of the mills are museums now.
 

@@ -9,7 +9,6 @@ import torch
 
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from tests.support.stored_weights import e4m3_blocks
 from tests.support.tiny_models import STREAM_FLOATS
 
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
@@ -38,7 +37,7 @@ LAYOUTS: dict[str, dict[str, object]] = {
 def stored(weight: torch.Tensor, layout: str) -> tuple[W8, dict[str, torch.Tensor]]:
     """A layer's codes, and what stands beside them in the files."""
     if layout in ("block", "deepseek"):
-        found = e4m3_blocks(weight)
+        found = w8_pack.e4m3_blocks(weight)
         return found, {"weight_scale" + "_inv" * (layout == "deepseek"): found.scales}
     if layout == "channel":
         found = w8_pack.e4m3_rows(weight)

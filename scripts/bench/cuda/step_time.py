@@ -23,10 +23,9 @@ import torch
 
 from localchat.backend_api.interface import LoadRequest, Runner
 from localchat.fit.load_options import LoadOptions
-from localchat_cuda.backend import CudaBackend
+from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.runner.runner import CudaRunner
 from scripts.bench.cuda.driving import Engine, config_of, random_tokens, runner_of
-from tests.support.reference_backend import ReferenceBackend
 
 PROMPTS = Path(__file__).parents[2] / "tools/everyday.txt"
 STEPS = 100

@@ -119,7 +119,7 @@ def test_it_reaches_the_engine_process(tmp_path: Path) -> None:
     options = EngineOptions(
         load=LoadOptions(context_tokens=128, max_slots=1, quantize="int8"),
         model=write_speaking(tmp_path),
-        backend="tests.support.reference_backend:ReferenceBackend",
+        backend="localchat_cuda.backend:ReferenceBackend",
     )
     with closing(LocalEngine(options, notify=said.append)) as engine:
         sampling = Sampling(temperature=0)
