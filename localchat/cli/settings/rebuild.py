@@ -118,8 +118,8 @@ def _agree(app: AppContext, kind: str, minutes: float, *, yes: bool) -> None:
         )
     tell(
         f"This downloads llama.cpp's source (70 MB) and builds it for this machine ({kind}), which takes about "
-        f"{_minutes(minutes)} at low priority. The build is then tested, and used only if it is better. "
-        "Ctrl+C stops it and changes nothing."
+        f"{_minutes(minutes)} at low priority. The build is then tested, and used only if it is correct and "
+        "faster. Ctrl+C stops it and changes nothing."
     )
     click.confirm("Build it?", abort=True, err=True)
 
@@ -184,7 +184,7 @@ def offer_once(setup: "Setup", info: "EngineInfo | None") -> str:
         return ""
     return (
         f"A llama.cpp built for this machine {offer.gain}. `localchat doctor --rebuild` builds it in about "
-        f"{_minutes(offer.minutes)} and keeps it only if it is better. This hint appears once."
+        f"{_minutes(offer.minutes)} and keeps it only if it is faster. This hint appears once."
     )
 
 
