@@ -5,6 +5,7 @@ request is JSON on stdin, and the result JSON on stdout.
 """
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -26,6 +27,7 @@ from localchat_llamacpp.native_model import (
     load_weights,
     open_context,
 )
+from localchat_llamacpp.rebuild.synthetic_gguf import TOKENS, SyntheticModel, write
 from localchat_llamacpp.tokenizer import LlamaTokenizer
 
 _PROMPTS: Final = (
@@ -33,6 +35,8 @@ _PROMPTS: Final = (
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10: continue the list, then write a short poem in Python.",
 )
 _GREEDY_TOKENS: Final = 32
+_MODEL: Final = SyntheticModel(6, 16, 4, 64, 1024, 4096, 12)
+"""60 MB, mostly of Q4_K, the format of most models."""
 _PROMPT_TOKENS: Final = 128
 _CONTEXT_TOKENS: Final = 512
 _DECODE_STEPS: Final = 64
@@ -61,8 +65,8 @@ class TrialResult(msgspec.Struct, frozen=True):
     decode_tokens_per_s: float
 
 
-def trial(request: TrialRequest) -> TrialResult:
-    """Load the library and try it on the guide."""
+def trial(request: TrialRequest, folder: Path) -> TrialResult:
+    """Load the library and try it. folder: receives a synthetic model."""
     guide = Path(localchat.__file__).with_name("guide") / "guide.gguf"
     vocabulary, _ = load_vocabulary(guide)
     with closing(LlamaTokenizer(vocabulary)) as tokenizer:
@@ -70,7 +74,10 @@ def trial(request: TrialRequest) -> TrialResult:
         size = tokenizer.vocab_size
     with closing(_Context(guide, request)) as context:
         pairs = [pair for prompt in prompts for pair in context.greedy(prompt, size)]
-        prefill_s, decode_s = context.times(size)
+    path = folder / "synthetic.gguf"
+    write(path, _MODEL)
+    with closing(_Context(path, request)) as context:
+        prefill_s, decode_s = context.times()
     return TrialResult(
         tuple(token for token, _ in pairs),
         tuple(margin for _, margin in pairs),
@@ -122,9 +129,9 @@ class _Context:
             self._decode(position, [token])
         return pairs
 
-    def times(self, vocab_size: int) -> tuple[float, float]:
+    def times(self) -> tuple[float, float]:
         """Return the shortest seconds of a prompt and of a token: other programs only lengthen them."""
-        prompt = [n * 7 % vocab_size for n in range(_PROMPT_TOKENS)]
+        prompt = [n * 7 % TOKENS for n in range(_PROMPT_TOKENS)]
         prefill: list[float] = []
         decode: list[float] = []
         for _ in range(_REPETITIONS):
@@ -132,7 +139,7 @@ class _Context:
             prefill.append(_timed(partial(self._decode, 0, prompt)))
             for step in range(_DECODE_STEPS):
                 position = _PROMPT_TOKENS + step
-                decode.append(_timed(partial(self._decode, position, [position % vocab_size])))
+                decode.append(_timed(partial(self._decode, position, [position % TOKENS])))
         return min(prefill), min(decode)
 
     def _clear(self) -> None:
@@ -156,10 +163,11 @@ def _timed(call: Callable[[], None]) -> float:
 def main() -> None:
     """Answer the request on stdin."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialRequest)
-    try:
-        result = trial(request)
-    except LocalchatError as problem:
-        sys.exit(problem.message)
+    with tempfile.TemporaryDirectory(prefix="localchat-trial-") as folder:
+        try:
+            result = trial(request, Path(folder))
+        except LocalchatError as problem:
+            sys.exit(problem.message)
     sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     sys.stdout.buffer.flush()
 

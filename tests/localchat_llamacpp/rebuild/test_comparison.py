@@ -63,11 +63,6 @@ def test_a_build_is_taken_if_it_is_faster_and_slower_in_nothing(
     assert f"100 to {prefill:.0f} tok/s" in verdict.sentence
 
 
-def test_a_build_for_a_graphics_card_need_not_be_faster_on_the_small_guide() -> None:
-    on_gpu = msgspec.structs.replace(REQUEST, gpu=True)
-    assert judged(speed(150.0, 15.0), request=on_gpu)[0].better
-
-
 def test_another_text_is_never_taken() -> None:
     wrong = msgspec.structs.replace(speed(300.0, 60.0), tokens=(5, 9, 7))
     verdict, _ = judged(wrong)

@@ -1,6 +1,6 @@
-"""Synthetic GGUF models for tests and benchmarks: the architecture of Llama, no vocabulary.
+"""Writes synthetic GGUF models for trials: the architecture of Llama, no vocabulary.
 
-Tests decode with them, so llama.cpp chooses kernels, copies and caches as for a real model. The matrices of
+A trial decodes with them, so llama.cpp chooses kernels, copies and caches as for a real model. The matrices of
 the heads contain noise, so that attention scores differ as in a real model. All other matrices are a hole in
 the file, which reads as zeros.
 """
