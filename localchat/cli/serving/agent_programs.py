@@ -17,7 +17,7 @@ _CLAUDE_ALL_TOOLS: Final = 65_536
 files and commands have 3,000."""
 
 
-class Endpoint(NamedTuple):
+class ServedModel(NamedTuple):
     """The server and its model, as a program sees them."""
 
     url: str
@@ -54,39 +54,39 @@ class Program(NamedTuple):
     """Context in tokens below which it cannot work: its instructions and tools, and room for a task."""
     good_context: int
     """Context that it gets where memory and model allow it."""
-    start: Callable[[Endpoint, Path], Start]
+    start: Callable[[ServedModel, Path], Start]
     """Returns how to start it. The path is that of its temporary folder."""
     removed: tuple[str, ...] = ()
     """Variables of the user that would lead it to another server."""
 
 
-def _claude(endpoint: Endpoint, folder: Path) -> Start:
+def _claude(served: ServedModel, folder: Path) -> Start:
     arguments: tuple[str, ...] = ()
-    if endpoint.context_tokens < _CLAUDE_ALL_TOOLS:
+    if served.context_tokens < _CLAUDE_ALL_TOOLS:
         arguments = ("--tools", "Bash,Edit,Read,Write")
     roles = ("DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL", "MODEL")
-    models = {f"ANTHROPIC_{role}": endpoint.model for role in roles}
+    models = {f"ANTHROPIC_{role}": served.model for role in roles}
     return Start(
         arguments,
         environment={
             **models,
-            "ANTHROPIC_BASE_URL": endpoint.url,
-            "ANTHROPIC_AUTH_TOKEN": endpoint.key,
+            "ANTHROPIC_BASE_URL": served.url,
+            "ANTHROPIC_AUTH_TOKEN": served.key,
             "API_TIMEOUT_MS": "3600000",  # reading a long prompt on a CPU takes minutes
-            "CLAUDE_CODE_SUBAGENT_MODEL": endpoint.model,
+            "CLAUDE_CODE_SUBAGENT_MODEL": served.model,
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             # Without them, it assumes 200,000 tokens and answers of 32,000. It summarizes the conversation when
             # the tokens of an answer and 13,000 more are left.
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context_tokens),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.answer_tokens // 2),
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context_tokens),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.answer_tokens // 2),
         },
     )
 
 
-def _codex(endpoint: Endpoint, folder: Path) -> Start:
+def _codex(served: ServedModel, folder: Path) -> Start:
     provider = {
         "name": _PROVIDER,
-        "base_url": f"{endpoint.url}/v1",
+        "base_url": f"{served.url}/v1",
         "env_key": KEY_VARIABLE,
         "wire_api": "responses",
     }
@@ -95,8 +95,8 @@ def _codex(endpoint: Endpoint, folder: Path) -> Start:
     }
     settings |= {
         "model_provider": _PROVIDER,
-        "model": endpoint.model,
-        "model_context_window": endpoint.context_tokens,
+        "model": served.model,
+        "model_context_window": served.context_tokens,
         "check_for_update_on_startup": False,
         "web_search": "disabled",  # a tool of OpenAI's servers
     }
@@ -106,17 +106,17 @@ def _codex(endpoint: Endpoint, folder: Path) -> Start:
     return Start(arguments=tuple(flags))
 
 
-def _opencode(endpoint: Endpoint, folder: Path) -> Start:
-    name = f"{_PROVIDER}/{endpoint.model}"
+def _opencode(served: ServedModel, folder: Path) -> Start:
+    name = f"{_PROVIDER}/{served.model}"
     model = {
-        "name": endpoint.model,
-        "limit": {"context": endpoint.context_tokens, "output": endpoint.answer_tokens},
+        "name": served.model,
+        "limit": {"context": served.context_tokens, "output": served.answer_tokens},
     }
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": _PROVIDER,
-        "options": {"baseURL": f"{endpoint.url}/v1", "apiKey": f"{{env:{KEY_VARIABLE}}}"},
-        "models": {endpoint.model: model},
+        "options": {"baseURL": f"{served.url}/v1", "apiKey": f"{{env:{KEY_VARIABLE}}}"},
+        "models": {served.model: model},
     }
     config = {
         "provider": {_PROVIDER: provider},
@@ -134,20 +134,20 @@ def _opencode(endpoint: Endpoint, folder: Path) -> Start:
     )
 
 
-def _crush(endpoint: Endpoint, folder: Path) -> Start:
+def _crush(served: ServedModel, folder: Path) -> Start:
     model = {
-        "id": endpoint.model,
-        "name": endpoint.model,
-        "context_window": endpoint.context_tokens,
-        "default_max_tokens": endpoint.answer_tokens,
+        "id": served.model,
+        "name": served.model,
+        "context_window": served.context_tokens,
+        "default_max_tokens": served.answer_tokens,
     }
     provider = {
         "type": "openai-compat",
-        "base_url": f"{endpoint.url}/v1",
+        "base_url": f"{served.url}/v1",
         "api_key": f"${KEY_VARIABLE}",
         "models": [model],
     }
-    chosen = {"provider": _PROVIDER, "model": endpoint.model}
+    chosen = {"provider": _PROVIDER, "model": served.model}
     config = {
         "providers": {_PROVIDER: provider},
         "models": {"large": chosen, "small": chosen},
@@ -160,28 +160,28 @@ def _crush(endpoint: Endpoint, folder: Path) -> Start:
     )
 
 
-def _gptme(endpoint: Endpoint, folder: Path) -> Start:
+def _gptme(served: ServedModel, folder: Path) -> Start:
     return Start(
-        arguments=("--model", f"local/{endpoint.model}"),
+        arguments=("--model", f"local/{served.model}"),
         environment={
-            "OPENAI_BASE_URL": f"{endpoint.url}/v1",
-            "OPENAI_API_KEY": endpoint.key,
-            "GPTME_CONTEXT_LENGTH": str(endpoint.context_tokens),
-            "GPTME_MAX_TOKENS": str(endpoint.answer_tokens),
+            "OPENAI_BASE_URL": f"{served.url}/v1",
+            "OPENAI_API_KEY": served.key,
+            "GPTME_CONTEXT_LENGTH": str(served.context_tokens),
+            "GPTME_MAX_TOKENS": str(served.answer_tokens),
         },
     )
 
 
-def _aider(endpoint: Endpoint, folder: Path) -> Start:
+def _aider(served: ServedModel, folder: Path) -> Start:
     metadata: dict[str, Any] = {
         "litellm_provider": "openai",
         "mode": "chat",
-        "max_input_tokens": endpoint.context_tokens,
-        "max_output_tokens": endpoint.answer_tokens,
+        "max_input_tokens": served.context_tokens,
+        "max_output_tokens": served.answer_tokens,
         "input_cost_per_token": 0,
         "output_cost_per_token": 0,
     }
-    name = f"openai/{endpoint.model}"
+    name = f"openai/{served.model}"
     return Start(
         arguments=(
             *("--model", name, "--weak-model", name),
@@ -190,8 +190,8 @@ def _aider(endpoint: Endpoint, folder: Path) -> Start:
             *("--no-auto-commits", "--no-dirty-commits", "--no-gitignore"),
         ),
         environment={
-            "OPENAI_API_BASE": f"{endpoint.url}/v1",
-            "OPENAI_API_KEY": endpoint.key,
+            "OPENAI_API_BASE": f"{served.url}/v1",
+            "OPENAI_API_KEY": served.key,
         },
         files={"models.json": json.dumps({name: metadata})},
     )

@@ -14,16 +14,13 @@ import click
 from localchat.cli.context import AppContext, app_context
 from localchat.cli.options import complete_model, load_flags
 from localchat.cli.output import print_json, print_lines, table
-from localchat.cli.serving.agent_programs import KEY_VARIABLE, PROGRAMS, Endpoint, Program
+from localchat.cli.serving.agent_programs import KEY_VARIABLE, PROGRAMS, Program, ServedModel
 from localchat.cli.signals import left_to_program, terminate_gracefully
 from localchat.errors import DoesNotFit, LocalchatError, UsageError
 from localchat.models.resolve import GUIDE
-from localchat.suggestions import did_you_mean
 from localchat.units import tokens
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from localchat.cli.resolve import Setup
 
 _SLOTS: Final = 4
@@ -34,21 +31,9 @@ _SIGNAL_EXIT: Final = 128
 _EXIT_S: Final = 10.0
 
 
-def _complete_program(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> "list[CompletionItem]":
-    from click.shell_completion import CompletionItem
-
-    return [
-        CompletionItem(program.name, help=program.title)
-        for program in PROGRAMS.values()
-        if program.name.startswith(incomplete)
-    ]
-
-
 @click.command("launch")
 @click.argument(
-    "program_name", metavar="[PROGRAM]", required=False, shell_complete=_complete_program
+    "program_name", metavar="[PROGRAM]", required=False, type=click.Choice(list(PROGRAMS))
 )
 @click.argument("arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -87,11 +72,7 @@ def command(
     if program_name is None:
         _list_programs(app, as_json=as_json)
         return 0
-    program = PROGRAMS.get(program_name)
-    if program is None:
-        raise UsageError(
-            f"launch knows no program {program_name!r}", hint=did_you_mean(program_name, PROGRAMS)
-        )
+    program = PROGRAMS[program_name]
     executable = _executable(program, app.environ)
     if executable is None:
         raise LocalchatError(
@@ -102,9 +83,9 @@ def command(
     with (
         terminate_gracefully(),
         tempfile.TemporaryDirectory(prefix="localchat-") as folder,
-        _served(ctx, setup, program) as endpoint,
+        _served(ctx, setup, program) as served,
     ):
-        return _run(program, [executable, *arguments], endpoint, Path(folder), app.environ)
+        return _run(program, [executable, *arguments], served, Path(folder), app.environ)
 
 
 def _executable(program: Program, environ: Mapping[str, str]) -> str | None:
@@ -152,7 +133,7 @@ def _setup(ctx: click.Context) -> "Setup":
 
 
 @contextmanager
-def _served(ctx: click.Context, setup: "Setup", program: Program) -> Iterator[Endpoint]:
+def _served(ctx: click.Context, setup: "Setup", program: Program) -> Iterator[ServedModel]:
     """Find a running server that has the model, or start one for the block. Raises LocalchatError."""
     running = None
     if setup.settings.attach:
@@ -183,10 +164,10 @@ def _served(ctx: click.Context, setup: "Setup", program: Program) -> Iterator[En
     setup.terminal.progress(f"loading {setup.model.name}")
     with server_process(command, setup.app.environ) as url:
         setup.terminal.progress("")
-        yield Endpoint(url, key, setup.model.name, context_tokens)
+        yield ServedModel(url, key, setup.model.name, context_tokens)
 
 
-def _running(setup: "Setup", program: Program) -> Endpoint | None:
+def _running(setup: "Setup", program: Program) -> ServedModel | None:
     """Return the model of a running server. None if none has it, or its context is too short."""
     from localchat.cli.attach import running_servers
 
@@ -202,7 +183,7 @@ def _running(setup: "Setup", program: Program) -> Endpoint | None:
                 continue
             if model.context_tokens >= needed:
                 _check_key(server.url, key)
-                return Endpoint(server.url, key, model.name, model.context_tokens)
+                return ServedModel(server.url, key, model.name, model.context_tokens)
             setup.terminal.notify(
                 f"the server at {server.url} has loaded {model.name} with a context of "
                 f"{model.context_tokens:,} tokens, but {needed:,} are needed; it is loaded a second time"
@@ -268,7 +249,7 @@ def _context(setup: "Setup", program: Program) -> int:
 def _run(
     program: Program,
     command_line: Sequence[str],
-    endpoint: Endpoint,
+    served: ServedModel,
     folder: Path,
     environ: Mapping[str, str],
 ) -> int:
@@ -276,12 +257,12 @@ def _run(
 
     `command_line`: path of the program, and the arguments of the user. `folder` gets the program's files.
     """
-    start = program.start(endpoint, folder)
+    start = program.start(served, folder)
     for name, text in start.files.items():
         (folder / name).write_text(text, encoding="utf-8")
     environment = {name: value for name, value in environ.items() if name not in program.removed}
     environment |= start.environment
-    environment[KEY_VARIABLE] = endpoint.key
+    environment[KEY_VARIABLE] = served.key
     executable, *arguments = command_line
     process = subprocess.Popen([executable, *start.arguments, *arguments], env=environment)
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.cli.serving.agent_programs import PROGRAMS, Endpoint, Program
+from localchat.cli.serving.agent_programs import PROGRAMS, Program, ServedModel
 from localchat.engine.attached.engine import ServerClient
 from localchat.fit.hardware import Machine
 from localchat.measure.server_process import ServerCommand
@@ -118,8 +118,8 @@ def test_variables_of_the_user_lead_no_program_to_another_server(
 
 
 def test_claude_gets_fewer_tools_in_a_short_context(desk: Desk, tmp_path: Path) -> None:
-    long = PROGRAMS["claude"].start(Endpoint(URL, "key", "m", 65_536), tmp_path)
-    short = PROGRAMS["claude"].start(Endpoint(URL, "key", "m", 32_768), tmp_path)
+    long = PROGRAMS["claude"].start(ServedModel(URL, "key", "m", 65_536), tmp_path)
+    short = PROGRAMS["claude"].start(ServedModel(URL, "key", "m", 32_768), tmp_path)
     assert long.arguments == ()
     assert short.arguments == ("--tools", "Bash,Edit,Read,Write")
 
@@ -163,7 +163,7 @@ def test_missing_programs_and_models_are_named(desk: Desk, eight_b: Path) -> Non
     assert outcome.code == 1
     assert "Codex CLI is not installed" in outcome.err
     assert "npm install -g @openai/codex" in outcome.err
-    assert "did you mean codex?" in desk.launch("codx").err
+    assert "codex" in desk.launch("codx").err
     desk.install("codex")
     assert desk.launch("codex", "-m", "nothere").code == 3
     guide = desk.launch("codex", "-m", "guide")
@@ -228,12 +228,12 @@ def test_interrupts_go_to_the_program_and_its_signal_is_our_exit_code() -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from localchat.cli.serving.agent_programs import Endpoint, Program, Start\n"
+        "from localchat.cli.serving.agent_programs import ServedModel, Program, Start\n"
         "from localchat.cli.serving.launch import _run\n"
-        "program = Program('p', 'P', '', 0, 0, lambda endpoint, folder: Start())\n"
+        "program = Program('p', 'P', '', 0, 0, lambda served, folder: Start())\n"
         "script = 'import signal,sys; print(1, flush=True); signal.pause()'\n"
-        "endpoint = Endpoint('u', 'k', 'm', 1)\n"
-        "sys.exit(_run(program, [sys.executable, '-c', script], endpoint, Path(), {}))\n"
+        "served = ServedModel('u', 'k', 'm', 1)\n"
+        "sys.exit(_run(program, [sys.executable, '-c', script], served, Path(), {}))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
