@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -168,40 +169,50 @@ def _served(ctx: click.Context, setup: "Setup", program: Program) -> Iterator[Se
 
 
 def _running(setup: "Setup", program: Program) -> ServedModel | None:
-    """Return the model of a running server. None if none has it, or its context is too short."""
+    """Return the model of a running server. None if none has it, or its context is too short.
+
+    Raises UsageError if the server with the model rejects our key.
+    """
     from localchat.cli.attach import running_servers
 
     # Its clients need a key only if the server was started with some.
     key = setup.app.environ.get("LOCALCHAT_API_KEY", "none")
-    path = setup.model.path.resolve()
     needed = program.min_context
     if setup.origins["context_length"].startswith("--"):
         needed = setup.settings.context_length or needed
-    for server, models in running_servers(setup.paths):
-        for model in models:
-            if Path(model.path).resolve() != path or model.state == "ended":
+    path = setup.model.path.resolve()
+    for server, loaded in running_servers(setup.paths):
+        name = next((model.name for model in loaded if Path(model.path).resolve() == path), "")
+        contexts = _contexts(server.url, key)
+        if contexts is None:
+            if not name:
                 continue
-            if model.context_tokens >= needed:
-                _check_key(server.url, key)
-                return ServedModel(server.url, key, model.name, model.context_tokens)
+            raise UsageError(
+                f"the server at {server.url} requires an API key",
+                hint="export LOCALCHAT_API_KEY=KEY, or start another server: --no-attach",
+            )
+        if not name and next(iter(contexts), "") == setup.model.name:
+            name = setup.model.name  # its own model, which is unloaded while nobody uses it
+        context_tokens = contexts.get(name, 0)
+        if context_tokens >= needed:
+            return ServedModel(server.url, key, name, context_tokens)
+        if name:
             setup.terminal.notify(
-                f"the server at {server.url} has loaded {model.name} with a context of "
-                f"{model.context_tokens:,} tokens, but {needed:,} are needed; it is loaded a second time"
+                f"the server at {server.url} runs {name} with a context of {context_tokens:,} tokens, but "
+                f"{needed:,} are needed; it is loaded a second time"
             )
     return None
 
 
-def _check_key(url: str, key: str) -> None:
-    """Raise UsageError if the server rejects the key."""
+def _contexts(url: str, key: str) -> dict[str, int] | None:
+    """Return the contexts of a server's models by name, its own first. None if it rejects the key."""
     from localchat.http_transport import query_client
 
     with query_client(key) as client:
-        rejected = client.get(f"{url}/v1/models").status_code == 401
-    if rejected:
-        raise UsageError(
-            f"the server at {url} requires an API key",
-            hint="export LOCALCHAT_API_KEY=KEY, or start another server: --no-attach",
-        )
+        response = client.get(f"{url}/v1/models")
+    if response.status_code == HTTPStatus.UNAUTHORIZED:
+        return None
+    return {entry["id"]: entry.get("max_model_len", 0) for entry in response.json()["data"]}
 
 
 def _context(setup: "Setup", program: Program) -> int:

@@ -187,18 +187,25 @@ class _Server(ServerClient):
         super().__init__(URL, "token")
 
 
+class Running:
+    """A server that runs, with its models."""
+
+    def __init__(self, model: Path) -> None:
+        self.loaded: tuple[ModelStatus, ...] = (ModelStatus("eight-b", str(model), "ready"),)
+        self.contexts: dict[str, int] | None = {"eight-b": 20_000, "other": 131_072}
+
+
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch, eight_b: Path) -> list[ModelStatus]:
-    """The models of a running server."""
-    models = [ModelStatus("eight-b", str(eight_b), "ready", context_tokens=20_000)]
+def running(monkeypatch: pytest.MonkeyPatch, eight_b: Path) -> Running:
+    running = Running(eight_b)
     monkeypatch.setattr(
-        "localchat.cli.attach.running_servers", lambda paths: [(_Server(), tuple(models))]
+        "localchat.cli.attach.running_servers", lambda paths: [(_Server(), running.loaded)]
     )
-    monkeypatch.setattr("localchat.cli.serving.launch._check_key", lambda url, key: None)
-    return models
+    monkeypatch.setattr("localchat.cli.serving.launch._contexts", lambda url, key: running.contexts)
+    return running
 
 
-def test_a_running_server_is_used(desk: Desk, eight_b: Path, running: list[ModelStatus]) -> None:
+def test_a_running_server_is_used(desk: Desk, running: Running) -> None:
     desk.install("gptme")
     outcome = desk.launch("gptme")
     assert outcome.code == 7
@@ -208,19 +215,38 @@ def test_a_running_server_is_used(desk: Desk, eight_b: Path, running: list[Model
     assert environment["GPTME_CONTEXT_LENGTH"] == "20000"
 
 
+def test_the_own_model_of_a_server_may_be_unloaded(
+    desk: Desk, eight_b: Path, running: Running
+) -> None:
+    desk.install("gptme")
+    running.loaded = ()
+    assert desk.launch("gptme", "-m", eight_b).code == 7
+    assert desk.commands == []
+    # Its context is known for its own model only.
+    running.contexts = {"other": 131_072, "eight-b": 131_072}
+    assert desk.launch("gptme", "-m", eight_b).code == 7
+    assert len(desk.commands) == 1
+
+
+def test_a_server_that_requires_a_key_is_named(desk: Desk, eight_b: Path, running: Running) -> None:
+    desk.install("gptme")
+    running.contexts = None
+    outcome = desk.launch("gptme", "-m", eight_b)
+    assert (outcome.code, "export LOCALCHAT_API_KEY" in outcome.err) == (2, True)
+    running.loaded = ()
+    assert desk.launch("gptme", "-m", eight_b).code == 7
+
+
 def test_a_running_server_is_not_used_if_its_context_is_short_or_the_user_says_so(
-    desk: Desk, eight_b: Path, running: list[ModelStatus]
+    desk: Desk, eight_b: Path, running: Running
 ) -> None:
     desk.install("gptme")
     assert desk.launch("gptme", "-m", eight_b, "--no-attach").code == 7
     assert "second time" in desk.launch("gptme", "-m", eight_b, "--ctx", "24k").err
-    running[0] = ModelStatus("eight-b", str(eight_b), "ready", context_tokens=4096)
+    running.contexts = {"eight-b": 4096}
     assert "second time" in desk.launch("gptme", "-m", eight_b).err
-    assert [command.settings["context_length"] for command in desk.commands] == [
-        "32768",
-        "24576",
-        "32768",
-    ]
+    contexts = [command.settings["context_length"] for command in desk.commands]
+    assert contexts == ["32768", "24576", "32768"]
 
 
 @pytest.mark.process
