@@ -36,7 +36,6 @@ def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
     from localchat.acp.agent import LocalchatAgent
     from localchat.cli.chat.conversation_options import open_to_record
     from localchat.cli.chat.session_context import session_context
-    from localchat.cli.options import given_flags
     from localchat.cli.resolve import resolve_setup
     from localchat.cli.signals import terminate_gracefully
     from localchat.history.store import History
@@ -52,7 +51,7 @@ def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
         return history or History.open(None)
 
     allowed: frozenset[Effect] = frozenset({"read"} if yes else ())
-    context, model_setup = session_context(setup, given_flags(ctx))
+    context, model_setup = session_context(setup)
 
     async def serve() -> None:
         engines = EngineHolder()
