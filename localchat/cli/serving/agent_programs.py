@@ -168,6 +168,7 @@ def _gptme(served: ServedModel, folder: Path) -> Start:
             "OPENAI_API_KEY": served.key,
             "GPTME_CONTEXT_LENGTH": str(served.context_tokens),
             "GPTME_MAX_TOKENS": str(served.answer_tokens),
+            "GPTME_TIKTOKEN_TIMEOUT": "0",  # downloads a tokenizer of other models only to count
         },
     )
 
@@ -186,7 +187,12 @@ def _aider(served: ServedModel, folder: Path) -> Start:
         arguments=(
             *("--model", name, "--weak-model", name),
             *("--model-metadata-file", str(folder / "models.json")),
-            *("--no-show-model-warnings", "--no-check-update", "--no-analytics"),
+            *(
+                "--no-show-model-warnings",
+                "--no-check-update",
+                "--no-show-release-notes",
+                "--no-analytics",
+            ),
             *("--no-auto-commits", "--no-dirty-commits", "--no-gitignore"),
         ),
         environment={
