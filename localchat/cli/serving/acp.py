@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from localchat.cli.options import engine_options
+from localchat.cli.options import SharedOption, engine_options
 from localchat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @click.command("acp")
 @click.option("--yes", is_flag=True, help="Allow tool calls that only read without asking.")
-@engine_options(with_model=True)
+@engine_options(with_model=True, cls=SharedOption)
 @click.pass_context
 def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
     """Be the agent of an editor, over the Agent Client Protocol.
 
-    Editors such as Zed, and toad, start this command and talk to it over stdin and stdout. The model can use
+    Editors such as Zed, and toad, start this command and talk to it over stdin and stdout. The model (-m) can use
     the tools of --tools, by default those that read and change files of the project. Each call needs the
     consent of the user, and the editor asks for it.
     """
