@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
     """Be the agent of an editor, over the Agent Client Protocol.
 
-    Editors such as Zed, and toad, start this command and talk to it over stdin and stdout. The model (-m) can use
-    the tools of --tools, by default those that read and change files of the project. Each call needs the
-    consent of the user, and the editor asks for it.
+    Editors such as Zed, and toad, start this command and talk to it over stdin and stdout. -m chooses the
+    model. It can use the tools of --tools, by default those that read and change files of the project. Each
+    call needs the consent of the user, and the editor asks for it.
     """
     try:
         import acp
