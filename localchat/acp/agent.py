@@ -263,7 +263,8 @@ class LocalchatAgent:
             raise _failed(problem) from problem
         finally:
             await opened.view.flush()
-        await self._send_usage(opened, outcome)
+        _send_usage(opened, outcome)
+        await opened.view.flush()
         return PromptResponse(stop_reason=_stop_reason(outcome))
 
     async def _run_command(self, opened: OpenSession, line: str) -> None:
@@ -275,19 +276,6 @@ class LocalchatAgent:
         else:
             session.undo()
             opened.view.say(session.restored or "The last question is undone.")
-
-    async def _send_usage(self, opened: OpenSession, outcome: Outcome) -> None:
-        """Tell the client how full the context is."""
-        node = outcome.node
-        if node is None or node.metrics is None or node.metrics.done is None:
-            return
-        usage = node.metrics.done.usage
-        engine = await self._engines.engine()
-        info = await asyncio.to_thread(engine.info)
-        used = usage.prompt_tokens + usage.completion_tokens
-        update = UsageUpdate(session_update="usage_update", used=used, size=info.context_tokens)
-        opened.view.send(update)
-        await opened.view.flush()
 
     async def cancel(self, session_id: str, **_: Any) -> None:
         """Stop the answer of a session, if there is one."""
@@ -305,6 +293,18 @@ class LocalchatAgent:
         if opened is None:
             raise _invalid(UsageError(f"there is no session {session_id}"))
         return opened
+
+
+def _send_usage(opened: OpenSession, outcome: Outcome) -> None:
+    """Tell the client how full the context is."""
+    node = outcome.node
+    info = opened.session.status.info
+    if info is None or node is None or node.metrics is None or node.metrics.done is None:
+        return
+    usage = node.metrics.done.usage
+    used = usage.prompt_tokens + usage.completion_tokens
+    update = UsageUpdate(session_update="usage_update", used=used, size=info.context_tokens)
+    opened.view.send(update)
 
 
 def _stop_reason(outcome: Outcome) -> StopReason:

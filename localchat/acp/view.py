@@ -1,6 +1,7 @@
 """Shows a session to the client: its blocks as updates, and questions about tool calls."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -91,7 +92,8 @@ class ClientView:
         while True:
             update = await self._updates.get()
             try:
-                with suppress(ConnectionError):  # the client is gone; the session ends soon
+                # The client is gone, or a text of the model cannot be sent. The next update may work.
+                with suppress(ConnectionError, ValueError):
                     await self._client.session_update(self._session_id, update)
             finally:
                 self._updates.task_done()
@@ -109,8 +111,8 @@ class ClientView:
         self._updates.put_nowait(update)
 
     def say(self, text: str) -> None:
-        """Show a text of the program as a message of the agent."""
-        self.send(update_agent_message_text(text))
+        """Show a text as a message of the agent."""
+        self.send(update_agent_message_text(_valid(text)))
 
     def replay(self, blocks: Sequence[Block]) -> None:
         """Show the blocks of an earlier conversation."""
@@ -144,7 +146,7 @@ class ClientView:
 
     def append_text(self, id_: str, text: str) -> None:
         if id_ in self._thoughts:
-            self.send(update_agent_thought_text(text))
+            self.send(update_agent_thought_text(_valid(text)))
         else:
             self.say(text)
 
@@ -162,7 +164,7 @@ class ClientView:
         kind = _KINDS.get(block.name, "other")
         if id_ not in self._calls:
             self._calls.add(id_)
-            self.send(start_tool_call(id_, block.name, kind=kind, status="pending"))
+            self.send(start_tool_call(id_, _valid(block.name), kind=kind, status="pending"))
         if block.run is None:
             return  # its arguments are still being written
         status = _STATUSES[block.run.state]
@@ -172,7 +174,7 @@ class ClientView:
             self._asking = block
             content = self._preview(block, "")
         elif status in ("completed", "failed") and (kind != "edit" or status == "failed"):
-            content = [tool_content(text_block(bounded(block.result, _SHOWN_RESULT)))]
+            content = [tool_content(text_block(bounded(_valid(block.result), _SHOWN_RESULT)))]
         self.send(
             update_tool_call(
                 id_,
@@ -203,7 +205,7 @@ class ClientView:
             old_text = str(arguments.get("old_text") or "") or None
             return [tool_diff_content(str(self._root / path), new_text, old_text)]
         if text:
-            return [tool_content(text_block(text))]
+            return [tool_content(text_block(_valid(text)))]
         return None
 
     async def ask(self, request: ConsentRequest) -> Decision:
@@ -241,12 +243,20 @@ class ClientView:
 
 def _title(block: ToolCallBlock) -> str:
     if block.run is None or not block.run.title:
-        return block.name
-    return f"{block.name} {block.run.title}"
+        return _valid(block.name)
+    return _valid(f"{block.name} {block.run.title}")
 
 
 def _arguments(block: ToolCallBlock) -> dict[str, Any]:
     """Return the arguments of a call. Empty if they are invalid, which its result says."""
-    with suppress(ToolError):
-        return parsed_arguments(block.arguments)
+    with suppress(ToolError, UnicodeEncodeError):
+        arguments = parsed_arguments(block.arguments)
+        # An escape such as "\\ud800" is valid JSON, but not valid text.
+        json.dumps(arguments, ensure_ascii=False).encode()
+        return arguments
     return {}
+
+
+def _valid(text: str) -> str:
+    """Replace what UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()

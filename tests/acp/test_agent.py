@@ -283,6 +283,22 @@ def test_a_refused_call_changes_nothing_and_the_model_is_told(
     play(stage, scene)
 
 
+def test_text_that_is_not_valid_unicode_breaks_no_prompt(tmp_path: Path) -> None:
+    call = ToolCall(0, 0, "call_1", "read\ud800", '{"path": "\\ud800"}')
+    read = ToolCall(0, 1, "call_2", "read_file", '{"path": "\\ud800"}')
+    broken = ScriptedAnswer(events=(call, read, Finished(0, "tool_calls"), DONE))
+    stage = stage_of(tmp_path, broken, told("So \ud800."))
+
+    async def scene(desk: Desk) -> None:
+        session = await desk.begin()
+        response = await desk.agent.prompt(session_id=session, prompt=HERE)
+        assert response.stop_reason == "end_turn"
+        assert desk.editor.text() == "So ?."
+        assert {state for state, _ in desk.editor.states()} <= {"pending", "in_progress", "failed"}
+
+    play(stage, scene)
+
+
 def test_consent_for_the_session_asks_once(tmp_path: Path) -> None:
     answers = [calling("read_file", path="a.txt"), calling("list_folder"), told("ok")]
     stage = stage_of(tmp_path, *answers)
