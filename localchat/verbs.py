@@ -50,6 +50,8 @@ VERBS: Final = {
         Verb("tune", "measure", "Find the fastest settings of a model on this machine."),
         Verb("plan", "measure", "Estimate how many users a model can serve, and at what cost."),
         Verb("serve", "serving", "Serve models over the OpenAI, Anthropic and Ollama APIs."),
+        Verb("launch", "serving", "Start a coding agent on a model of this machine."),
+        Verb("acp", "serving", "Be the agent of an editor, over the Agent Client Protocol."),
         Verb("batch", "serving", "Answer a file of prompts."),
         Verb("ps", "serving", "List the models that the running server has loaded."),
         Verb("stop", "serving", "Stop the running server, or unload one of its models."),

@@ -73,6 +73,7 @@ def test_what_a_prompt_needs_reaches_neither_the_child_nor_a_backend(package: st
         "soundfile",
         "localchat.core",
         "localchat.tools",
+        "acp",
         "mcp",
         "sqlite3",
     }

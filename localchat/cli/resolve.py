@@ -63,6 +63,8 @@ class Setup(msgspec.Struct, frozen=True):
     terminal: Terminal
     settings_for: Callable[[Iterable[str]], Settings] = lambda names: Settings()
     """Returns the settings for a model with these names."""
+    flags: Mapping[str, Given] = {}
+    """Settings of the command line and its preset, which apply to other models too."""
 
 
 class Inputs:
@@ -186,7 +188,7 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
         inputs.reread(output.notify)
         return inputs.settings(names).settings
 
-    return Setup(inputs.app, paths, settings, origins, model, output, settings_for)
+    return Setup(inputs.app, paths, settings, origins, model, output, settings_for, inputs.flags)
 
 
 def _remote(inputs: Inputs, chosen: Resolved) -> Remote | None:

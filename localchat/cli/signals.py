@@ -12,8 +12,8 @@ In `interruptible`, a thread therefore learns of each signal from the wakeup des
 thread a signal without effect a few times, which ends the system call that the main thread waits in, and Python
 checks again. It also repeats an interrupt that was dropped.
 
-`deferred`, `immediate` and `calling` choose where Ctrl+C takes effect. `terminate_gracefully` makes SIGTERM and
-SIGHUP act in the same way.
+`deferred`, `immediate`, `calling` and `left_to_program` choose where Ctrl+C takes effect.
+`terminate_gracefully` makes SIGTERM and SIGHUP act in the same way.
 """
 
 import os
@@ -144,6 +144,16 @@ def calling(function: Callable[[], object]) -> Iterator[None]:
         if isinstance(before, _Deferred) and before.arrived:
             before.arrived = False
             call(signal.SIGINT, None)
+        yield
+
+
+@contextmanager
+def left_to_program() -> Iterator[None]:
+    """Leave Ctrl+C to a program that runs in the foreground, until the block ends.
+
+    A program inherits an ignored signal, but not a handler.
+    """
+    with _handled_by(_do_nothing):
         yield
 
 

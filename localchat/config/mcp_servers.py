@@ -42,6 +42,10 @@ class McpServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     trusted: bool = False
     """Whether tools that the server declares read-only need no more consent than our own."""
     timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 60
+    values: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Variables with their values, from a client of `localchat acp`. Never in a file."""
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Headers for a URL, from a client of `localchat acp`. Never in a file."""
 
 
 def check_server_name(name: str) -> None:
@@ -66,6 +70,11 @@ def _server(where: str, name: str, table: object) -> McpServer:
         server = msgspec.convert(table, McpServer)
     except msgspec.ValidationError as problem:
         raise UsageError(f"{where}: {problem}") from problem
+    if server.values or server.headers:
+        raise UsageError(
+            f"{where}: values and headers are not stored",
+            hint='env = ["NAME"], or key_env = "NAME"',
+        )
     if bool(server.command) == bool(server.url):
         raise UsageError(f"{where} needs a command or a url", hint='as command = "npx"')
     if server.url and not server.url.startswith(("http://", "https://")):

@@ -1,4 +1,4 @@
-"""Server in a child process, on a free port, during a measurement."""
+"""Server in a child process, on a free port, for a measurement or another program."""
 
 import os
 import subprocess
@@ -49,11 +49,17 @@ class ServerCommand:
     """Requests computed at once; None for the server's default."""
     loop_guard: bool = False
     """End answers that repeat themselves forever."""
+    cache_disk: bool = False
+    """Store the KV cache of prompts on disk, as the settings say."""
+    key: str = field(default="", repr=False)
+    """API key that clients must send. Empty if they need none."""
 
     def arguments(self) -> list[str]:
         """Return the command line after the interpreter."""
         arguments = ["-P", "-m", "localchat", "serve", self.model]
-        arguments += ["--port", "0", "--private", "--no-cache-disk"]
+        arguments += ["--port", "0", "--private"]
+        if not self.cache_disk:
+            arguments.append("--no-cache-disk")
         if not self.loop_guard:
             arguments.append("--no-loop-guard")
         if self.parallel is not None:
@@ -70,6 +76,8 @@ def server_process(command: ServerCommand, environ: Mapping[str, str]) -> Iterat
     environment = child_environment(environ)
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109
     environment |= {variable(key): value for key, value in command.settings.items()}
+    if command.key:
+        environment["LOCALCHAT_API_KEY"] = command.key
     process = subprocess.Popen(
         [sys.executable, *command.arguments()],
         env=environment,
@@ -78,7 +86,7 @@ def server_process(command: ServerCommand, environ: Mapping[str, str]) -> Iterat
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        # Ctrl+C must reach the benchmark alone, which then ends its server.
+        # Ctrl+C must reach this process alone, which then ends its server.
         process_group=0,
     )
     log: deque[str] = deque(maxlen=_LOG_LINES)

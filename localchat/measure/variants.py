@@ -116,6 +116,8 @@ def setting_text(value: object) -> str:
     """Write the value of a setting as a flag takes it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list | tuple):
+        return msgspec.json.encode(value).decode()
     return str(value)
 
 

@@ -68,6 +68,8 @@ class ServerConfig:
     """Allowed Origins. A `*` may replace the port or the host."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Accepted keys. An empty tuple means that no key is needed."""
+    one_owner: bool = False
+    """Let clients with different keys share the prefix cache, because all belong to one person."""
     alias: bool = True
     """Serve unknown model names with the server's own model."""
     loop_guard: bool = True

@@ -272,7 +272,7 @@ def server_environment(server: McpServer, environ: Mapping[str, str]) -> dict[st
     if missing:
         raise UsageError(f"the variable {missing[0]} is not set", hint=f"export {missing[0]}=…")
     names = (*_INHERITED, *server.env)
-    return {name: environ[name] for name in names if name in environ}
+    return {name: environ[name] for name in names if name in environ} | dict(server.values)
 
 
 @asynccontextmanager
@@ -378,7 +378,7 @@ async def _http(server: McpServer, environ: Mapping[str, str]) -> AsyncIterator[
     """Connect to a server by streamable HTTP, and yield the streams of its messages."""
     from mcp.client.streamable_http import streamable_http_client
 
-    headers = {}
+    headers = dict(server.headers)
     if server.key_env:
         if not (key := environ.get(server.key_env, "")):
             raise UsageError(f"the variable {server.key_env} is not set")

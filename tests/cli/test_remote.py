@@ -7,7 +7,6 @@ import pytest
 from localchat.cli.chat.run import prompt_command as command
 from localchat.cli.chat.session_context import session_context
 from localchat.cli.main import root
-from localchat.cli.options import given_flags
 from localchat.cli.resolve import resolve_setup
 from localchat.config.paths import find_paths
 from tests.support.cli_program import ScriptedApp, answer
@@ -58,7 +57,7 @@ def test_a_model_named_by_flag_is_of_this_machine(
 def test_a_model_chosen_on_the_screen_of_a_remote_is_of_this_machine(settings: Path) -> None:
     parent = root.make_context("localchat", [], obj=ScriptedApp(answer("hi")).app)
     with parent, command.make_context("ask", ["--remote", "box"], parent=parent) as ctx:
-        context, setup = session_context(resolve_setup(ctx), given_flags(ctx))
+        context, setup = session_context(resolve_setup(ctx))
 
         def server_of(word: str, **changes: str) -> str | None:
             remote = context.resolve(word, changes).options.remote

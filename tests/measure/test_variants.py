@@ -2,8 +2,9 @@
 
 import pytest
 
+from localchat.config.settings import Given, convert
 from localchat.errors import UsageError
-from localchat.measure.variants import parse_vary, variants
+from localchat.measure.variants import parse_vary, setting_text, variants
 
 
 def test_values_beside_each_other_make_every_combination() -> None:
@@ -43,3 +44,9 @@ def test_settings_of_a_running_server_cannot_be_varied() -> None:
         variants(("http://127.0.0.1:1",), parse_vary(["threads=1,2"]), None)
     with pytest.raises(UsageError, match="named twice"):
         variants(("m", "m"), {}, None)
+
+
+def test_the_text_of_a_list_is_read_as_the_same_list() -> None:
+    adapters = ["a.gguf:0.5", "b, c.gguf"]
+    text = setting_text(adapters)
+    assert convert("lora", Given(text, "LOCALCHAT_LORA")) == tuple(adapters)

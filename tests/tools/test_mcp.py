@@ -218,6 +218,8 @@ def test_servers_are_added_listed_tried_and_removed(
         '[mcp.demo]\ncommand = "x"\nurl = "http://x"',
         '[mcp.demo]\nurl = "x"',
         '[mcp.demo]\ncommand = "x"\nother = 1',
+        '[mcp.demo]\ncommand = "x"\nvalues = { TOKEN = "secret" }',
+        '[mcp.demo]\nurl = "http://x"\nheaders = { Key = "secret" }',
         '[mcp.run]\ncommand = "x"',
         "mcp = 3",
     ],

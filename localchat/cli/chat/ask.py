@@ -118,7 +118,7 @@ def _converse(
     if not first and not options.interactive and screen:
         from localchat.cli.chat.session_context import session_context
 
-        return launch(*session_context(setup, chosen_settings(ctx)), conversation)
+        return launch(*session_context(setup), conversation)
     gc_control.resume_gc()
     from localchat.cli.chat.line_input import open_keyboard
     from localchat.cli.chat.repl import chat

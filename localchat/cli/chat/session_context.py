@@ -43,15 +43,10 @@ _ORIGIN = "set in this chat"
 _MACHINE_FRESH_S = 5.0
 
 
-def session_context(
-    setup: Setup, flags: Mapping[str, Given] | None = None
-) -> tuple[SessionContext, ModelSetup]:
-    """Return the context of a session, and its first model. Raises LocalchatError.
-
-    `flags` of the command apply to other models too.
-    """
+def session_context(setup: Setup) -> tuple[SessionContext, ModelSetup]:
+    """Return the context of a session, and its first model. Raises LocalchatError."""
     # The first model names its own server. All other models are on this machine.
-    shared_flags = dict(flags or {})
+    shared_flags = dict(setup.flags)
     shared_flags.pop("remote", None)
 
     def resolved(name: str | None, changes: Mapping[str, str]) -> ModelSetup:

@@ -173,6 +173,7 @@ def command(
         any_address="0.0.0.0" in addresses or "::" in addresses,  # noqa: S104 - the user requested it
         origins=origins,
         api_keys=keys,
+        one_owner=private,  # the program that starts it may choose a new key each time
         alias=not strict_models,
         loop_guard=not no_loop_guard,
         allow_fetch=allow_fetch,

@@ -8,7 +8,7 @@ import pytest
 
 from localchat.engine.events import Finished, Text, ToolCall
 from localchat.engine.request import Messages
-from tests.support.cli_program import BEGIN, DONE, ScriptedApp
+from tests.support.cli_program import BEGIN, DONE, ScriptedApp, answer
 from tests.support.terminal_screen import Call, Screen
 
 LOOKS = (
@@ -107,3 +107,22 @@ def test_flags_that_make_no_sense_are_refused(
     outcome = call(LOOKS, *flags, *(() if "--yes" in flags else ("--yes",)), "look")
     assert outcome.code == 2
     assert message in outcome.err
+
+
+def test_a_command_of_the_line_mode_keeps_the_flags(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str | None] = ["/tools read", "two", None]
+
+    class Keyboard:
+        def read(self) -> str | None:
+            return lines.pop(0)
+
+    monkeypatch.setattr("localchat.cli.chat.line_input.open_keyboard", lambda terminal: Keyboard())
+    app = ScriptedApp(answer("Hello."))
+    flags = ("--temperature", "0.3", "--ctx", "2048", "--root", folder)
+    assert call(app, "-i", *flags, "one").code == 0
+    (engine,) = app.engines
+    assert [request.sampling.temperature for request in engine.requests] == [0.3, 0.3]
+    assert isinstance(engine.requests[1].prompt, Messages)
+    assert engine.requests[1].prompt.tools

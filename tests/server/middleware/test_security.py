@@ -231,6 +231,15 @@ def test_clients_with_different_keys_share_no_cache(locked: Stage, stage: Stage)
     assert stage.last.salt == ""
 
 
+def test_keys_of_one_owner_share_the_cache() -> None:
+    with serving(ServerConfig(api_keys=(KEY, "another-key"), one_owner=True)) as stage:
+        salts = set()
+        for key in (KEY, "another-key"):
+            assert ask(stage, CHAT, BODY, headers={"x-api-key": key}).status == 200
+            salts.add((stage.last.salt, stage.last.owner))
+    assert len(salts) == 1
+
+
 def test_keys_are_read_from_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# mine\n{KEY}\n\nanother-key\n")

@@ -1,0 +1,70 @@
+"""Command `localchat acp`: answer an editor as an agent of the Agent Client Protocol."""
+
+import sys
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from localchat.cli.options import SharedOption, engine_options
+from localchat.errors import UsageError
+
+if TYPE_CHECKING:
+    from localchat.tools.tool import Effect
+
+
+@click.command("acp")
+@click.option("--yes", is_flag=True, help="Allow tool calls that only read without asking.")
+@engine_options(with_model=True, cls=SharedOption)
+@click.pass_context
+def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
+    """Be the agent of an editor, over the Agent Client Protocol.
+
+    Editors such as Zed, and toad, start this command and talk to it over stdin and stdout. -m chooses the
+    model. It can use the tools of --tools, by default those that read and change files of the project. Each
+    call needs the consent of the user, and the editor asks for it.
+    """
+    try:
+        import acp
+    except ImportError as problem:
+        raise UsageError(
+            "the Agent Client Protocol needs the package agent-client-protocol, which is not installed",
+            hint="install it: pip install 'localchat-app[acp]'",
+        ) from problem
+    import asyncio
+
+    from localchat import gc_control
+    from localchat.acp.agent import LocalchatAgent
+    from localchat.cli.chat.conversation_options import open_to_record
+    from localchat.cli.chat.session_context import session_context
+    from localchat.cli.resolve import resolve_setup
+    from localchat.cli.signals import terminate_gracefully
+    from localchat.history.store import History
+    from localchat.session.engine_holder import EngineHolder
+
+    setup = resolve_setup(ctx)
+    terminal = setup.terminal
+    if sys.stdin is not None and sys.stdin.isatty():
+        terminal.notify("an editor starts this command; Ctrl+D ends it")
+
+    def open_history() -> History:
+        history = open_to_record(setup.paths, terminal, enabled=setup.settings.history)
+        return history or History.open(None)
+
+    allowed: frozenset[Effect] = frozenset({"read"} if yes else ())
+    context, model_setup = session_context(setup)
+
+    async def serve() -> None:
+        engines = EngineHolder()
+        engines.listen(terminal.notify)
+        engines.open(model_setup.open_engine)
+        agent = LocalchatAgent(context, model_setup, engines, open_history, allowed=allowed)
+        try:
+            # The library finds methods by their names. It rejects requests without one.
+            await acp.run_agent(cast("acp.Agent", agent))
+        finally:
+            await agent.close()
+            await asyncio.to_thread(engines.close)
+
+    gc_control.resume_gc()
+    with terminate_gracefully():
+        asyncio.run(serve())
