@@ -25,6 +25,8 @@ from localchat.errors import UsageError
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,19}")
 _RESERVED: Final = ("read", "edit", "run", "fetch", "docs", "mcp", "off", "all")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_TOOL_NAME: Final = 40
 _Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -71,6 +73,11 @@ def _server(where: str, name: str, table: object) -> McpServer:
     if server.url and not server.url.startswith(("http://", "https://")):
         raise UsageError(f"{where}: {server.url!r} is not the address of a server")
     return msgspec.structs.replace(server, name=name)
+
+
+def tool_name(server: str, tool: str) -> str:
+    """Return the name by which a model knows a server's tool."""
+    return f"{server}_{_UNSAFE.sub('_', tool)[:_MAX_TOOL_NAME]}"
 
 
 def as_table(server: McpServer) -> Mapping[str, Any]:

@@ -88,6 +88,9 @@ class SessionTools:
             self._toolset = await self._open(groups, engine)
             self._opened_with = opened_with
             self._approvals = Approvals(self.consent, self.allowed)
+        else:
+            for problem in await self._toolset.connect():
+                session.remark(problem, "warning")
         return ToolTurn(
             self._toolset.tools,
             self._approvals,

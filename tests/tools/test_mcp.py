@@ -6,16 +6,21 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from localchat.cli.main import run as run_command_line
 from localchat.config.mcp_servers import McpServer
 from localchat.config.settings_file import read_settings
+from localchat.documents.library import DocumentLibrary
 from localchat.errors import LocalchatError, UsageError
 from localchat.tools import mcp_client
+from localchat.tools.journal import Journal
 from localchat.tools.mcp_client import ConnectOutcome, McpConnection, connect
 from localchat.tools.tool import Tool
+from localchat.tools.toolset import ToolServices, Toolset
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tool_scenes import done
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
@@ -105,6 +110,28 @@ def test_a_server_that_hangs_or_dies_fails_its_call_only(
             await result(connection, "add", a=1, b=2)
 
     with_server(server(kind, timeout_s=1 if kind == "hang" else 30), play, tmp_path)
+
+
+def test_a_server_that_has_ended_starts_again(tmp_path: Path) -> None:
+    async def whole() -> None:
+        services = ToolServices(
+            tmp_path,
+            (),
+            Journal(None),
+            cast(DocumentLibrary, None),
+            ScriptedEngine(),
+            ENVIRON,
+            {"demo": server("die")},
+        )
+        toolset = Toolset(["demo"], services)
+        assert await toolset.connect() == []
+        with pytest.raises(LocalchatError):
+            await (await toolset.tools["demo_trouble"].plan({})).run()
+        assert await toolset.connect() == []
+        assert await (await toolset.tools["demo_add"].plan({"a": 1, "b": 2})).run() == "3"
+        await toolset.close()
+
+    done(whole())
 
 
 def test_an_answer_of_five_megabytes_is_bounded(tmp_path: Path) -> None:
