@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -39,6 +39,9 @@ from localchat.errors import (
 from localchat.server.tracker import TrackedRequest
 from localchat.tries.best_answer import BestAnswer, best_answer
 from localchat.tries.spec import TriesSpec
+
+if TYPE_CHECKING:
+    from localchat.server.tool_rounds import ServerTools
 
 Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
 REPETITION = "repetition"
@@ -86,7 +89,20 @@ class PromptProgress:
         }
 
 
-OutputEvent: TypeAlias = Text | Reasoning | ToolCall | PromptEcho | PromptProgress | ChoiceEnd
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """Outcome of a call that this server ran: an output or an error."""
+
+    choice: int
+    call: int
+    """Number of the call in its answer. It means the last call with this number."""
+    output: str = ""
+    error: str = ""
+
+
+OutputEvent: TypeAlias = (
+    Text | Reasoning | ToolCall | ToolOutcome | PromptEcho | PromptProgress | ChoiceEnd
+)
 """Event for a formatter. A tool call starts with an event that has an id, a name and no arguments."""
 
 
@@ -135,6 +151,8 @@ class GenerationSpec:
     """Seconds that the model stays loaded afterwards without users. None means the server's default."""
     tries: TriesSpec | None = None
     """Make the answer out of several tries."""
+    tools: "ServerTools | None" = None
+    """Tools that the server itself runs. The generation is a ToolGeneration then."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers that report deviations from the request."""
 

@@ -39,6 +39,10 @@ _INSTRUCTIONS: Final = (
     "Call tools to find out or to act. Once the results contain the answer, give it in plain words."
 )
 """Without them, small models call again and again."""
+NO_MORE_CALLS: Final = (
+    "\n\n[No more calls are possible. Now answer the question of the user in plain words.]"
+)
+"""Appended to the last result, so that the model does not announce another call."""
 STOPPED: Final = "This call was not finished: the user stopped it."
 
 
@@ -98,7 +102,7 @@ class ToolTurn:
         return True
 
     def offer(self, messages: Messages) -> Messages:
-        """Add the tools to a request. The last request after the limit of rounds cannot call any."""
+        """Add the tools to those of a request. The last one after the limit of rounds cannot call any."""
         if not self._tools:
             return messages
         choice = messages.tool_choice
@@ -114,7 +118,7 @@ class ToolTurn:
         return msgspec.structs.replace(
             messages,
             messages=(msgspec.structs.replace(system, content=text), *others),
-            tools=tools,
+            tools=(*messages.tools, *tools),
             tool_choice=choice,
             bind_arguments=True,
         )
@@ -169,8 +173,7 @@ class ToolTurn:
             ordered.append(result)
         if self.exhausted:
             last = ordered[-1]
-            note = "\n\n[No more calls are possible. Now answer the question of the user in plain words.]"
-            content = last.message.content + note
+            content = last.message.content + NO_MORE_CALLS
             ordered[-1] = last._replace(
                 message=msgspec.structs.replace(last.message, content=content)
             )
@@ -253,6 +256,13 @@ class ToolTurn:
         if tool is None or tool.effect not in ("write", "run") or state == "failed":
             self._results.setdefault(_key(call), message.content)
         return CallResult(message, ToolRun(state, title, seconds, len(text)))
+
+
+def refused_call(call: CalledTool, sentence: str) -> CallResult:
+    """Return the result of a call that does not run."""
+    text = f"Error: {sentence}"
+    message = Message("tool", text, tool_call_id=call.id, name=call.name)
+    return CallResult(message, ToolRun("refused", "", 0.0, len(text)))
 
 
 def with_ids(answer: Message) -> Message:
