@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from localchat.cli.main import run as run_command_line
-from localchat.config.mcp_servers import McpServer
+from localchat.config.mcp_servers import McpServer, tool_name
 from localchat.config.settings_file import read_settings
 from localchat.documents.library import DocumentLibrary
 from localchat.errors import LocalchatError, UsageError
@@ -177,6 +177,12 @@ def test_hostile_names_and_descriptions_are_cleaned(tmp_path: Path) -> None:
         assert nasty.effect == "run"
 
     with_server(server("hostile", trusted=True), play, tmp_path)
+
+
+def test_a_tool_that_is_named_after_its_server_keeps_its_name() -> None:
+    assert tool_name("git", "git_status") == "git_status"
+    assert tool_name("git", "status") == "git_status"
+    assert tool_name("git", "gitlab") == "git_gitlab"
 
 
 def test_a_missing_program_and_a_missing_variable_are_said(tmp_path: Path) -> None:
