@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _START_S: Final = 60.0
 """Time for the start of a server and its lists. A first start may download it."""
 _MAX_MESSAGE: Final = 16 << 20
+_MAX_UNASKED: Final = 10_000
+"""Notifications, requests and other lines that a server may send between two answers."""
 _MAX_BODY: Final = 64 << 20
 _MAX_TOOLS: Final = 64
 _MAX_PAGES: Final = 16
@@ -318,7 +320,7 @@ async def _stdio(
     """
     import anyio
     from mcp.shared.message import SessionMessage
-    from mcp.types import jsonrpc_message_adapter
+    from mcp.types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
     environment = server_environment(server, environ)
     program = shutil.which(server.command, path=environment.get("PATH"))
@@ -345,11 +347,15 @@ async def _stdio(
         async with to_client:
             # A message above the limit raises ValueError, which ends the connection.
             with suppress(ValueError, ConnectionError, anyio.BrokenResourceError):
-                while line := await stdout.readline():
+                unasked = 0
+                while (line := await stdout.readline()) and unasked < _MAX_UNASKED:
+                    unasked += 1
                     try:
                         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                     except ValueError:
                         continue  # a line of a log, for example
+                    if isinstance(message, JSONRPCResponse | JSONRPCError):
+                        unasked = 0
                     await to_client.send(SessionMessage(message))
             on_end()  # before the calls that wait for an answer fail
         if process.returncode is None:
@@ -372,15 +378,18 @@ async def _stdio(
         yield from_server, to_server
     finally:
         stdin.close()
-        # Closing stdin asks the server to end.
-        with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), 1.0)
-        _kill(process.pid)
-        for task in tasks:
-            task.cancel()
+        try:
+            # Closing stdin asks the server to end.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 1.0)
+        finally:
+            # Also after a cancellation: no server outlives its connection.
+            _kill(process.pid)
+            for task in tasks:
+                task.cancel()
+            for stream in (to_client, from_server, to_server, from_client):
+                stream.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for stream in (to_client, from_server, to_server, from_client):
-            stream.close()
         await process.wait()
 
 
