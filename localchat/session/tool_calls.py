@@ -192,7 +192,7 @@ class SessionTools:
         versions = [node.id for node in conversation.siblings(question.id)]
         journal = self.journal()
         journal.begin(conversation.id)
-        return journal.undo(conversation.below(versions)).sentence()
+        return journal.undo(conversation.below(versions)).sentence(self.root.resolve())
 
     async def describe(self) -> str:
         """Return the tools with their effects, and the folder. Raises LocalchatError."""

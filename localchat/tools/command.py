@@ -100,9 +100,9 @@ def command_tool(root: Root, environ: Mapping[str, str]) -> Tool:
 
     async def plan(arguments: CommandArguments) -> Plan:
         prefix = await isolation.prefix()
-        preview = f"{arguments.command}\n\nIts changes cannot be undone."
+        preview = arguments.command
         if not prefix:
-            preview += f" {NOT_ISOLATED}"
+            preview += f"\n\n{NOT_ISOLATED}"
 
         async def run() -> str:
             words = (*prefix, "sh", "-c", arguments.command)

@@ -20,7 +20,7 @@ EDIT = ConsentRequest(
     "write",
     "edit notes.md",
     "--- notes.md\n+++ notes.md\n@@ -1 +1 @@\n-from 9\n+from 8\x1b[2J",
-    "allow all edits of notes.md",
+    "all edits of notes.md",
 )
 
 

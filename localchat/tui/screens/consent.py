@@ -35,18 +35,22 @@ class ConsentScreen(ModalScreen[Decision]):
         super().__init__()
         self._request = request
         self._calm_since_s = time.monotonic()
-        self._answers: dict[Decision, str] = {"once": "y  Allow this call"}
+        effect, _, about_undo = EFFECTS[request.effect].partition("; ")
+        self._title = f"{sanitize_line(request.tool)} may {effect}"
+        allow = "y  Allow this call"
+        if about_undo:
+            allow += f"; {about_undo}"
+        self._answers: dict[Decision, str] = {"once": allow}
         if request.scope_text:
-            self._answers["session"] = f"s  {_capitalized(sanitize_line(request.scope_text))}"
+            scope = sanitize_line(request.scope_text)
+            self._answers["session"] = f"s  Allow {scope} from now on"
         self._answers["no"] = "n  Refuse this call"
         self._answers["never"] = "   Refuse all such calls in this conversation"
 
     def compose(self) -> ComposeResult:
         request = self._request
         with Vertical(id="dialog", classes="-small -consent") as box:
-            box.border_title = Content(
-                f"{sanitize_line(request.tool)} may {EFFECTS[request.effect]}"
-            )
+            box.border_title = Content(self._title)
             box.border_subtitle = Content("Enter choose · PgUp PgDn scroll · Esc refuse")
             with VerticalScroll(id="preview", can_focus=False):
                 yield Static(_colored(request.preview or request.title), markup=False)
@@ -77,10 +81,6 @@ class ConsentScreen(ModalScreen[Decision]):
     def action_scroll_preview(self, pages: int) -> None:
         preview = self.query_one("#preview")
         preview.scroll_relative(y=pages * max(1, preview.size.height - 1), animate=False)
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _colored(preview: str) -> Content:
