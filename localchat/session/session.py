@@ -425,8 +425,11 @@ class ChatSession:
             outcome = await self._answer_fitting(parent, continued)
             if self._turn is None or outcome.end != "complete" or outcome.node is None:
                 return outcome
+            continued = None
             if self._turn.must_answer(outcome.node.message):
                 self.conversation.back_to(parent)
+            elif self._turn.must_call(outcome.node.message):
+                continued = outcome.node
             else:
                 result = await self.tools.run(self._turn, outcome.node)
                 if result is None:
@@ -435,7 +438,6 @@ class ChatSession:
             if self._stopping:
                 self.status.finish()
                 return Outcome("stopped", outcome.node)
-            continued = None
             self.status.begin()
 
     async def _answer_fitting(self, parent: str, continued: Node | None) -> Outcome:

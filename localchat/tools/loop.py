@@ -14,6 +14,7 @@ Results are text. The engine never reads control tokens in the text of a message
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +37,10 @@ _REPEATED: Final = "[This is the same call as before, with the same result. Answ
 _MIN_RESULT: Final = 1500
 _MAX_RESULT: Final = 16_000
 _INSTRUCTIONS: Final = (
-    "Call tools to find out or to act. Once the results contain the answer, give it in plain words."
+    "The user cannot call the tools: you call them. To find out something about files, or to act, call a "
+    "tool at once instead of describing it. Once the results contain the answer, give it in plain words."
 )
-"""Without them, small models call again and again."""
+"""Without them, small models advise the user, or call again and again."""
 NO_MORE_CALLS: Final = (
     "\n\n[No more calls are possible. Now answer the question of the user in plain words.]"
 )
@@ -84,6 +86,10 @@ class ToolTurn:
         self._limit = max(_MIN_RESULT, min(_MAX_RESULT, context_tokens))
         self.rounds = 0
         """Number of answers whose calls have run."""
+        self._question = ""
+        """The user's last message."""
+        self._announced = ""
+        """Tool that the model has described instead of calling it. The next answer must call it."""
         self._loops = False
         """Whether the model repeats itself, so that it has to answer now."""
         self._results: dict[str, str] = {}
@@ -101,6 +107,20 @@ class ToolTurn:
         self._loops = True
         return True
 
+    def must_call(self, answer: Message) -> bool:
+        """Return True if an answer describes a call instead of making it. `offer` then forces the call.
+
+        Only the first answer counts, and only a tool that the user has not named.
+        """
+        if answer.tool_calls or self.rounds or self._announced:
+            return False
+        for name in self._tools:
+            word = re.compile(rf"\b{re.escape(name)}\b")
+            if word.search(answer.content) and not word.search(self._question):
+                self._announced = name
+                return True
+        return False
+
     def offer(self, messages: Messages) -> Messages:
         """Add the tools to those of a request. The last one after the limit of rounds cannot call any."""
         if not self._tools:
@@ -108,6 +128,10 @@ class ToolTurn:
         choice = messages.tool_choice
         if self.exhausted:
             choice = "none"
+        elif self._announced and not self.rounds:
+            choice = self._announced
+        questions = [message.content for message in messages.messages if message.role == "user"]
+        self._question = "".join(questions[-1:])
         tools = tuple(tool.offered() for tool in self._tools.values())
         system = Message("system")
         others = messages.messages

@@ -1,13 +1,13 @@
 """Measures how many small tasks a model solves with tools, and whether undo restores every byte.
 
-    python -m scripts.tools.check_tasks MODEL [--unbound] [--only NAME,…] [--threads N] [--log FOLDER]
+    python -m scripts.tools.check_tasks MODEL [--compare] [--only NAME,…] [--threads N] [--log FOLDER]
 
 Each task has a fresh folder, and `localchat` answers in it on a terminal that consents to every call. The
 result is judged by the files or the answer. Nothing outside of the folder may change. Then /undo takes the task
 back, and the folder is compared with its first state byte by byte, except for files that Python compiles.
 
-`--unbound` turns off the grammar of arguments, for comparison. The last line is JSON. Ends with 1 if something
-was written outside, or not restored.
+`--compare` also runs each task without the grammar of arguments. The last line is JSON. Ends with 1 if
+something was written outside, or not restored.
 """
 
 import argparse
@@ -17,18 +17,20 @@ import os
 import pty
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_MAX_TOKENS: Final = 400
+_MAX_TOKENS: Final = 300
 _ROUNDS: Final = 8
 _UNDO_S: Final = 60
 _UNBOUND: Final = """
@@ -39,7 +41,7 @@ offer = ToolTurn.offer
 def unbound(self, messages):
     return msgspec.structs.replace(offer(self, messages), bind_arguments=False)
 ToolTurn.offer = unbound
-from localchat.cli.main import main
+from localchat.cli import main
 sys.exit(main())
 """
 
@@ -320,17 +322,16 @@ TASKS: Final = (
 class Outcome:
     """Result of a task."""
 
-    name: str
+    run: "Run"
     solved: bool = False
+    timeout: bool = False
     seconds: float = 0.0
     calls: int = 0
     failed_calls: int = 0
-    questions: int = 0
     outside: list[str] = field(default_factory=list)
     """Names that changed outside of the folder."""
     not_restored: list[str] = field(default_factory=list)
     """Names that differ after the undo."""
-    note: str = ""
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
@@ -357,22 +358,26 @@ def differences(before: Mapping[str, object], after: Mapping[str, object]) -> li
 class Program:
     """localchat with an environment of its own."""
 
-    def __init__(self, home: Path, model: str, *, unbound: bool) -> None:
+    def __init__(self, base: Path, model: str) -> None:
         self.model = model
-        self._unbound = unbound
+        self._base = base
         self._environ = {
             **os.environ,
-            "HOME": str(home),
-            "XDG_STATE_HOME": str(home / "state"),
-            "XDG_DATA_HOME": str(home / "data"),
-            "XDG_CONFIG_HOME": str(home / "config"),
+            "HOME": str(base / "home"),
+            "XDG_STATE_HOME": str(base / "home" / "state"),
+            "XDG_CONFIG_HOME": str(base / "home" / "config"),
             "NO_COLOR": "1",
             "PYTHONPATH": os.pathsep.join(map(str, (_ROOT, _ROOT / "backends"))),
         }
 
-    def words(self, *arguments: str) -> list[str]:
+    def _environment(self, history: str) -> dict[str, str]:
+        """Return the environment of a run with a history of its own."""
+        return {**self._environ, "XDG_DATA_HOME": str(self._base / "data" / history)}
+
+    @staticmethod
+    def words(*arguments: str, bound: bool = True) -> list[str]:
         start = ["-m", "localchat"]
-        if self._unbound:
+        if not bound:
             start = ["-c", _UNBOUND]
         return [sys.executable, *start, *arguments]
 
@@ -384,7 +389,7 @@ class Program:
             words += ["--threads", str(threads)]
         with log.open("wb") as output:
             server = subprocess.Popen(
-                words, env=self._environ, stdout=subprocess.PIPE, stderr=output
+                words, env=self._environment("server"), stdout=subprocess.PIPE, stderr=output
             )
             try:
                 assert server.stdout is not None
@@ -395,18 +400,19 @@ class Program:
                 server.terminate()
                 server.wait()
 
-    def ask(self, task: Task, folder: Path, seconds: int) -> "tuple[str, str, bool]":
+    def ask(self, run: "Run", folder: Path, seconds: int) -> "tuple[str, str, bool]":
         """Answer on a terminal that consents. Return stdout, stderr, and whether it ended in time."""
         words = self.words(
-            *("-m", self.model, "--json", "--tools", task.tools, "--root", str(folder)),
+            *("-m", self.model, "--json", "--tools", run.task.tools, "--root", str(folder)),
             *("--max-tokens", str(_MAX_TOKENS), "--tool-rounds", str(_ROUNDS)),
-            *("--temperature", "0", "--", task.prompt),
+            *("--temperature", "0", "--", run.task.prompt),
+            bound=run.bound,
         )
         handle, terminal = pty.openpty()
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
                 words,
-                env=self._environ,
+                env=self._environment(run.name),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -425,13 +431,13 @@ class Program:
             output.seek(0)
             return output.read().decode(errors="replace"), shown, ended
 
-    def undo(self, folder: Path) -> str:
+    def undo(self, run: "Run", folder: Path) -> str:
         """Take back the last question of the last conversation. Return what the program shows."""
         words = self.words("-m", self.model, "--screen-reader", "-c", "-i", "--root", str(folder))
         handle, terminal = pty.openpty()
         process = subprocess.Popen(
             words,
-            env=self._environ,
+            env=self._environment(run.name),
             cwd=folder,
             stdin=terminal,
             stdout=terminal,
@@ -480,43 +486,52 @@ def _typed(
     return shown.decode(errors="replace")
 
 
-def run_task(task: Task, program: Program, base: Path, seconds: int, log: Path | None) -> Outcome:
+class Run(NamedTuple):
+    """A task in one of the two modes."""
+
+    task: Task
+    bound: bool
+
+    @property
+    def name(self) -> str:
+        if self.bound:
+            return self.task.name
+        return f"{self.task.name}-unbound"
+
+
+def run_task(run: Run, program: Program, base: Path, seconds: int, log: Path | None) -> Outcome:
     """Run a task in a fresh folder below `base`."""
-    outcome = Outcome(task.name)
-    place = base / task.name
+    outcome = Outcome(run)
+    place = base / run.name
     folder = place / "work"
     folder.mkdir(parents=True)
     (place / "outside.txt").write_text("not for tools\n")
-    for name, text in task.files.items():
+    for name, text in run.task.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     before = tree(folder)
     outside = _outside(place)
     began_s = time.monotonic()
-    output, shown, ended = program.ask(task, folder, seconds)
+    output, shown, ended = program.ask(run, folder, seconds)
     outcome.seconds = time.monotonic() - began_s
-    outcome.questions = shown.count("Allow? (")
     answer = _answer(output)
     calls: list[Any] = answer.get("tool_calls") or []
     outcome.calls = len(calls)
     outcome.failed_calls = sum(call.get("state") == "failed" for call in calls)
-    outcome.solved = task.check(folder, str(answer.get("text", "")))
-    if not ended:
-        outcome.note = "timeout"
-    elif not answer:
-        outcome.note = "no answer"
+    outcome.solved = run.task.check(folder, str(answer.get("text", "")))
+    outcome.timeout = not ended
     after = tree(folder)
     outcome.outside = differences(outside, _outside(place))
-    undone = program.undo(folder)
+    undone = program.undo(run, folder)
     outcome.not_restored = differences(before, tree(folder))
     if log is not None:
-        log.mkdir(parents=True, exist_ok=True)
         changed = differences(before, after)
-        (log / f"{task.name}.txt").write_text(
-            f"{task.prompt}\nsolved: {outcome.solved}\nchanged: {changed}\n\n{shown}\n{output}\n{undone}\n"
+        (log / f"{run.name}.txt").write_text(
+            f"{run.task.prompt}\nsolved: {outcome.solved}\nchanged: {changed}\n\n{shown}\n{output}\n{undone}\n"
         )
     shutil.rmtree(place)
+    print(_row(outcome), flush=True)
     return outcome
 
 
@@ -538,54 +553,70 @@ def _row(outcome: Outcome) -> str:
     state = "-"
     if outcome.solved:
         state = "solved"
-    row = f"{outcome.name:<10} {state:<7} {outcome.seconds:6.1f} s"
-    row += f"  {outcome.calls} calls, {outcome.failed_calls} failed  {outcome.note}"
+    elif outcome.timeout:
+        state = "timeout"
+    row = f"{outcome.run.name:<18} {state:<7} {outcome.seconds:6.1f} s"
+    row += f"  {outcome.calls} calls, {outcome.failed_calls} failed"
     if outcome.outside:
         row += f"  OUTSIDE: {', '.join(outcome.outside)}"
     if outcome.not_restored:
         row += f"  NOT RESTORED: {', '.join(outcome.not_restored)}"
-    return row.rstrip()
+    return row
+
+
+def _summary(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    return {
+        "tasks": len(outcomes),
+        "solved": sum(outcome.solved for outcome in outcomes),
+        "timeouts": sum(outcome.timeout for outcome in outcomes),
+        "calls": sum(outcome.calls for outcome in outcomes),
+        "failed_calls": sum(outcome.failed_calls for outcome in outcomes),
+        "outside": sum(bool(outcome.outside) for outcome in outcomes),
+        "not_restored": sum(bool(outcome.not_restored) for outcome in outcomes),
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--unbound", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--seconds", type=int, default=180)
-    parser.add_argument("--log", type=Path)
+    parser.add_argument("--compare", action="store_true", help="also without bound arguments")
+    parser.add_argument("--only", default="", help="names of tasks, with commas")
+    parser.add_argument("--threads", type=int, default=0, help="threads of the engine")
+    parser.add_argument("--together", type=int, default=4, help="tasks that run at once")
+    parser.add_argument("--seconds", type=int, default=180, help="limit of a task")
+    parser.add_argument("--log", type=Path, help="folder for what each task showed")
     options = parser.parse_args()
+    # An ended check ends its server too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     only = [name for name in options.only.split(",") if name]
     tasks = [task for task in TASKS if not only or task.name in only]
-    outcomes: list[Outcome] = []
+    modes = [True]
+    if options.compare:
+        modes.append(False)
+    runs = [Run(task, bound) for task in tasks for bound in modes]
+    if options.log is not None:
+        options.log.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary)
-        home = base / "home"
-        home.mkdir()
-        program = Program(home, options.model, unbound=options.unbound)
-        with program.serving(options.threads, base / "server.log"):
-            for task in tasks:
-                outcome = run_task(task, program, base / "tasks", options.seconds, options.log)
-                outcomes.append(outcome)
-                print(_row(outcome), flush=True)
-    unsafe = sum(bool(outcome.outside or outcome.not_restored) for outcome in outcomes)
-    print(
-        json.dumps(
-            {
-                "model": Path(options.model).name,
-                "bound": not options.unbound,
-                "tasks": len(outcomes),
-                "solved": sum(outcome.solved for outcome in outcomes),
-                "calls": sum(outcome.calls for outcome in outcomes),
-                "failed_calls": sum(outcome.failed_calls for outcome in outcomes),
-                "seconds": round(sum(outcome.seconds for outcome in outcomes)),
-                "outside": sum(bool(outcome.outside) for outcome in outcomes),
-                "not_restored": sum(bool(outcome.not_restored) for outcome in outcomes),
-            }
-        )
-    )
-    return int(unsafe > 0)
+        (base / "home").mkdir()
+        program = Program(base, options.model)
+        with (
+            program.serving(options.threads, base / "server.log"),
+            ThreadPoolExecutor(options.together) as pool,
+        ):
+            futures = [
+                pool.submit(run_task, run, program, base / "tasks", options.seconds, options.log)
+                for run in runs
+            ]
+            outcomes = [future.result() for future in futures]
+    summary: dict[str, Any] = {"model": Path(options.model).name}
+    for bound, name in ((True, "bound"), (False, "unbound")):
+        if bound in modes:
+            summary[name] = _summary(
+                [outcome for outcome in outcomes if outcome.run.bound == bound]
+            )
+    print(json.dumps(summary))
+    return int(any(outcome.outside or outcome.not_restored for outcome in outcomes))
 
 
 if __name__ == "__main__":
