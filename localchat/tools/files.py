@@ -46,10 +46,11 @@ class EditArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     old_text: Annotated[
         str,
         Meta(
-            description="Exact text to replace; it must occur once. Empty to create a new file with new_text."
+            description="Whole lines of the file to replace, exactly as read_file shows them. Empty to create "
+            "a new file with new_text."
         ),
     ]
-    new_text: Annotated[str, Meta(description="Text that replaces it.")]
+    new_text: Annotated[str, Meta(description="Lines that replace them.")]
     replace_all: Annotated[bool, Meta(description="Replace every occurrence.")] = False
 
 
