@@ -15,7 +15,7 @@ from localchat.documents.pages import decoded, kind_of, read_document
 from localchat.errors import LocalchatError
 from localchat.tools.journal import Journal
 from localchat.tools.root import FileContent, Root
-from localchat.tools.search import SearchArguments, search
+from localchat.tools.search import SearchArguments, files_named, search
 from localchat.tools.tool import Plan, Tool, ToolError, own_tool
 from localchat.units import counted, size
 
@@ -109,7 +109,10 @@ def _reading(function: Callable[[], str], title: str) -> Plan:
 def _existing(root: Root, name: str) -> FileContent:
     content = root.read(name)
     if content is None:
-        raise ToolError(f"there is no file {name}", hint="list_folder shows the files of a folder")
+        hint = "list_folder shows the files of a folder"
+        if same := files_named(root, name.rpartition("/")[2]):
+            hint = f"there is {', '.join(same)}"
+        raise ToolError(f"there is no file {name}", hint=hint)
     return content
 
 

@@ -90,6 +90,8 @@ class ToolTurn:
         """The user's last message."""
         self._announced = ""
         """Tool that the model has described instead of calling it. The next answer must call it."""
+        self._has_failed = True
+        """Whether no call has succeeded in the last round. True before the first one."""
         self._loops = False
         """Whether the model repeats itself, so that it has to answer now."""
         self._results: dict[str, str] = {}
@@ -110,9 +112,9 @@ class ToolTurn:
     def must_call(self, answer: Message) -> bool:
         """Return True if an answer describes a call instead of making it. `offer` then forces the call.
 
-        Only the first answer counts, and only a tool that the user has not named.
+        Only the first answer and one after failed calls count, and only a tool that the user has not named.
         """
-        if answer.tool_calls or self.rounds or self._announced:
+        if answer.tool_calls or self.exhausted or self._announced or not self._has_failed:
             return False
         for name in self._tools:
             word = re.compile(rf"\b{re.escape(name)}\b")
@@ -128,7 +130,7 @@ class ToolTurn:
         choice = messages.tool_choice
         if self.exhausted:
             choice = "none"
-        elif self._announced and not self.rounds:
+        elif self._announced:
             choice = self._announced
         questions = [message.content for message in messages.messages if message.role == "user"]
         self._question = "".join(questions[-1:])
@@ -162,6 +164,7 @@ class ToolTurn:
         ends normally with results that say so.
         """
         self.rounds += 1
+        self._announced = ""
         self._loops = self._loops or all(_key(call) in self._results for call in calls)
         results: dict[str, CallResult] = {}
         readers: list[asyncio.Task[None]] = []
@@ -195,6 +198,7 @@ class ToolTurn:
             if result is None:
                 result = self._finished(call, "refused", "", 0.0, stopped, report)
             ordered.append(result)
+        self._has_failed = all(result.run.state == "failed" for result in ordered)
         if self.exhausted:
             last = ordered[-1]
             content = last.message.content + NO_MORE_CALLS

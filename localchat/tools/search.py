@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -22,6 +23,7 @@ from localchat.tools.tool import ToolError
 
 _TIMEOUT_S: Final = 20.0
 _MAX_FILES: Final = 20_000
+_MAX_NAMED: Final = 5000
 _MAX_MATCHES: Final = 100
 _MAX_LINE: Final = 300
 _MAX_FILE_BYTES: Final = 2 << 20
@@ -95,7 +97,21 @@ def _matches(root: Root, arguments: SearchArguments, pattern: re.Pattern[str]) -
             rows += _matching_lines(root, name, folder, base, pattern)
         if len(rows) >= _MAX_MATCHES or files >= _MAX_FILES:
             return "\n".join((*rows[:_MAX_MATCHES], f"[stopped after {files:,} files]"))
+    if rows and arguments.names_only:
+        rows.insert(0, "These names match; read_file shows the text of a file:")
     return "\n".join(rows) or f"No match in {files:,} files."
+
+
+def files_named(root: Root, base: str) -> list[str]:
+    """Return up to three files with this base name, of the first few thousand in the folder."""
+    names = (
+        name
+        for name, _, other in islice(_files(root, "."), _MAX_NAMED)
+        if other.casefold() == base.casefold()
+    )
+    with suppress(ToolError):
+        return list(islice(names, 3))
+    return []
 
 
 def _matching_lines(

@@ -101,6 +101,26 @@ def test_a_call_that_is_only_described_is_made_next(tmp_path: Path) -> None:
     run(stage_of(tmp_path, answers), play)
 
 
+def test_a_call_that_is_described_after_a_failed_one_is_made_too(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        chat.session.tools.consent = ScriptedConsent()
+        outcome = await chat.session.ask("What is in b.txt?")
+        assert outcome.node is not None
+        assert outcome.node.message.content == "Call read_file again."
+        choices = [prompt(request).tool_choice for request in chat.stage.engine.requests]
+        # After a call that succeeds, the answer stands.
+        assert choices == ["auto", "auto", "list_folder", "auto"]
+        await chat.session.tools.close()
+
+    answers = [
+        calling("read_file", path="b.txt"),
+        told("Call list_folder."),
+        calling("list_folder"),
+        told("Call read_file again."),
+    ]
+    run(stage_of(tmp_path, answers), play)
+
+
 def test_a_tool_that_the_user_names_may_be_explained(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         outcome = await chat.session.ask("What does read_file do?")
