@@ -5,6 +5,7 @@ sizes. Calls that the client runs itself, or has to approve, end the response.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from localchat.server.tracker import TrackedRequest
 
 if TYPE_CHECKING:
     from localchat.tools.loop import CallReport, CallResult, ToolTurn
+
+log = logging.getLogger("localchat.server")
 
 _CUT_OFF = "the answer ended before this call was complete"
 _TOO_MANY = "the limit 'max_tool_calls' of the request was reached"
@@ -128,7 +131,8 @@ class ToolGeneration(Generation):
         assert blocks.end is not None
         called = [CalledTool(call.name, call.text, call.id) for call in blocks.calls]
         answer = Message("assistant", blocks.text, blocks.reasoning, tuple(called))
-        if turn.must_answer(answer):
+        is_spent = self._max_tokens(self._request) == 0
+        if not is_spent and turn.must_answer(answer):
             return [], self._prompt(())
         mine = [call for call in called if self._tools.needs_approval.get(call.name) is False]
         if not mine:
@@ -145,7 +149,7 @@ class ToolGeneration(Generation):
         outcomes: list[OutputEvent] = [
             _outcome(numbers[result.message.tool_call_id], result) for result in results
         ]
-        if ends or len(mine) < len(called) or self._max_tokens(self._request) == 0:
+        if ends or is_spent or len(mine) < len(called):
             return outcomes, None
         return outcomes, self._prompt((answer, *(result.message for result in results)))
 
@@ -164,6 +168,14 @@ class ToolGeneration(Generation):
             raise self._tracked.abort_error
         if self._tracked.client_left or (task is not None and task.cancelling()):
             raise asyncio.CancelledError
+        for result in results:
+            log.info(
+                "%s called %s: %s in %.1f s",
+                self._tracked.id,
+                result.message.name,
+                result.run.state,
+                result.run.seconds,
+            )
         return results
 
     @property

@@ -407,6 +407,9 @@ def _announce(
     notify(context_line(info))
     if room := room_line(info):
         notify(room)
+    if config.mcp_servers:
+        names = ", ".join(server.name for server in config.mcp_servers)
+        notify(f"clients of /v1/responses may call the tools of the MCP servers {names}")
     notify(f"serving on {base}; Ctrl+C ends it. Try it:")
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
     notify(
