@@ -96,6 +96,8 @@ class SessionTools:
             self._approvals,
             max_rounds=settings.tool_rounds,
             context_tokens=info.context_tokens,
+            # Servers of others may not continue an answer.
+            forces_calls=info.backend != "remote",
         )
 
     @property

@@ -78,11 +78,14 @@ class ToolTurn:
         *,
         max_rounds: int,
         context_tokens: int,
+        forces_calls: bool = False,
     ) -> None:
-        """`max_rounds`: answers whose calls run. `context_tokens`: bounds the results."""
+        """`max_rounds`: answers whose calls run. `context_tokens`: bounds the results. `forces_calls`: whether
+        the engine can continue an answer with a call of a certain tool."""
         self._tools = tools
         self._approvals = approvals
         self._max_rounds = max_rounds
+        self._forces_calls = forces_calls
         self._limit = max(_MIN_RESULT, min(_MAX_RESULT, context_tokens))
         self.rounds = 0
         """Number of answers whose calls have run."""
@@ -114,7 +117,9 @@ class ToolTurn:
 
         Only the first answer and one after failed calls count, and only a tool that the user has not named.
         """
-        if answer.tool_calls or self.exhausted or self._announced or not self._has_failed:
+        if not self._forces_calls or self._announced or self.exhausted:
+            return False
+        if answer.tool_calls or not self._has_failed:
             return False
         for name in self._tools:
             word = re.compile(rf"\b{re.escape(name)}\b")
