@@ -208,7 +208,8 @@ class SessionTools:
         await self.begin()
         assert self._toolset is not None
         rows = [
-            f"{tool.name:<20} may {EFFECTS[tool.effect]}" for tool in self._toolset.tools.values()
+            f"{tool.name:<20} may {EFFECTS[tool.effect].partition('; ')[0]}"
+            for tool in self._toolset.tools.values()
         ]
         return "\n".join((f"Folder: {self.root}", *rows, *self._toolset.problems))
 

@@ -212,12 +212,15 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
             count = text.count(old) if old else 0
         if not arguments.old_text:
             if text:
-                raise ToolError(f"{name} exists", hint="give the exact text to replace as old_text")
+                raise ToolError(
+                    f"{name} exists",
+                    hint="call read_file, and give the lines to replace as old_text",
+                )
             return FileContent(new.encode(), before.mode)
         if not count:
             raise ToolError(
                 f"old_text does not occur in {name}",
-                hint="read the file, and copy the text with its spaces and line breaks",
+                hint="call read_file, and copy whole lines with their spaces as old_text",
             )
         if count > 1 and not arguments.replace_all:
             raise ToolError(
