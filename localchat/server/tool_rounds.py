@@ -42,7 +42,9 @@ class ServerTools:
 
     turn: "ToolTurn"
     needs_approval: Mapping[str, bool]
-    """By the names of the tools as the model sees them. Tools of the client are missing."""
+    """Whether the client approves calls of a tool, by the name that the model sees.
+
+    Tools that the client runs are missing."""
     variants: Callable[[Messages], Awaitable[list[Messages]]]
     """Returns the variants of a conversation for the chat template, best first."""
     earlier: Sequence[OutputEvent] = ()

@@ -40,7 +40,7 @@ _INSTRUCTIONS: Final = (
     "The user cannot call the tools: you call them. To find out something about files, or to act, call a "
     "tool at once instead of describing it. Once the results contain the answer, give it in plain words."
 )
-"""Without them, small models advise the user, or call again and again."""
+"""Small models need these: otherwise they advise the user, or call again and again."""
 NO_MORE_CALLS: Final = (
     "\n\n[No more calls are possible. Now answer the question of the user in plain words.]"
 )
@@ -122,8 +122,8 @@ class ToolTurn:
         if answer.tool_calls or not self._has_failed:
             return False
         for name in self._tools:
-            word = re.compile(rf"\b{re.escape(name)}\b")
-            if word.search(answer.content) and not word.search(self._question):
+            pattern = re.compile(rf"\b{re.escape(name)}\b")
+            if pattern.search(answer.content) and not pattern.search(self._question):
                 self._announced = name
                 return True
         return False

@@ -103,7 +103,7 @@ def _matches(root: Root, arguments: SearchArguments, pattern: re.Pattern[str]) -
 
 
 def files_named(root: Root, base: str) -> list[str]:
-    """Return up to three files with this base name, of the first few thousand in the folder."""
+    """Return up to three files with this base name. Only the first 5,000 files count."""
     names = (
         name
         for name, _, other in islice(_files(root, "."), _MAX_NAMED)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PENDING: Final = "[This call waits for its result.]"
 _FOREIGN: Final = ("server_url", "connector_id", "tunnel_id", "authorization", "headers")
-"""Fields that name a server which the operator did not choose, or a key for one."""
+"""Fields that name a server of the client, or a key for one."""
 
 
 class McpName(NamedTuple):
@@ -52,7 +52,7 @@ class ApprovedCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class McpRequest:
-    """What a request says about MCP."""
+    """Fields of a request about MCP."""
 
     tools: tuple[ResponsesTool, ...] = ()
     """Entries of `tools` with the type `mcp`."""
@@ -66,7 +66,7 @@ class McpRequest:
 
 @dataclass(frozen=True, slots=True)
 class McpListing:
-    """Tools of a server for one request, or the reason why there are none."""
+    """Tools of a server for one request, or the error of its start."""
 
     label: str
     tools: Sequence[Mapping[str, Any]] = ()
@@ -86,11 +86,11 @@ class McpListing:
 
 @dataclass(frozen=True, slots=True)
 class McpTools:
-    """The tools that a request uses, and what the formatter of its response has to know."""
+    """Tools of a request, and facts for the formatter of its response."""
 
     tools: "Mapping[str, Tool]" = field(default_factory=dict)
     names: Mapping[str, McpName] = field(default_factory=dict)
-    """By the names that the model sees."""
+    """Client's names of the tools, by the names that the model sees."""
     listings: Sequence[McpListing] = ()
     """Servers whose tools the client does not have yet."""
     approved_ids: frozenset[str] = frozenset()
@@ -203,7 +203,7 @@ def _matches(filter_: McpToolFilter, tool: "ServerTool") -> bool:
 
 
 def _needs_approval(entry: ResponsesTool, tool: "ServerTool") -> bool:
-    """Return True if the client has to approve calls of a tool, which is the default."""
+    """Return True if the client has to approve the calls of a tool."""
     rule = entry.require_approval
     if rule is None or isinstance(rule, str):
         return rule != "never"
