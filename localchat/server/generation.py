@@ -7,7 +7,7 @@ for clients that want only one.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -41,7 +41,7 @@ from localchat.tries.best_answer import BestAnswer, best_answer
 from localchat.tries.spec import TriesSpec
 
 if TYPE_CHECKING:
-    from localchat.server.tool_rounds import ServerTools
+    from localchat.tools.loop import ToolTurn
 
 Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
 REPETITION = "repetition"
@@ -130,6 +130,23 @@ class AnswerWriter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTools:
+    """The tools that the server runs for one request."""
+
+    turn: "ToolTurn"
+    needs_approval: Mapping[str, bool]
+    """Whether the client approves calls of a tool, by the name that the model sees.
+
+    Tools that the client runs are missing."""
+    variants: Callable[[Messages], Awaitable[list[Messages]]]
+    """Returns the variants of a conversation for the chat template, best first."""
+    earlier: Sequence[OutputEvent] = ()
+    """Calls that the client has approved, and their outcomes."""
+    max_calls: int | None = None
+    """Calls that may still run. None: only the limits of the turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
     """Prompts of one generation, and options of their answers."""
@@ -151,7 +168,7 @@ class GenerationSpec:
     """Seconds that the model stays loaded afterwards without users. None means the server's default."""
     tries: TriesSpec | None = None
     """Make the answer out of several tries."""
-    tools: "ServerTools | None" = None
+    tools: ServerTools | None = None
     """Tools that the server itself runs. The generation is a ToolGeneration then."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers that report deviations from the request."""

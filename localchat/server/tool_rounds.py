@@ -6,9 +6,9 @@ sizes. Calls that the client runs itself, or has to approve, end the response.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,23 +34,6 @@ log = logging.getLogger("localchat.server")
 
 _CUT_OFF = "the answer ended before this call was complete"
 _TOO_MANY = "the limit 'max_tool_calls' of the request was reached"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerTools:
-    """The tools that the server runs for one request."""
-
-    turn: "ToolTurn"
-    needs_approval: Mapping[str, bool]
-    """Whether the client approves calls of a tool, by the name that the model sees.
-
-    Tools that the client runs are missing."""
-    variants: Callable[[Messages], Awaitable[list[Messages]]]
-    """Returns the variants of a conversation for the chat template, best first."""
-    earlier: Sequence[OutputEvent] = ()
-    """Calls that the client has approved, and their outcomes."""
-    max_calls: int | None = None
-    """Calls that may still run. None: only the limits of the turn."""
 
 
 class ToolGeneration(Generation):

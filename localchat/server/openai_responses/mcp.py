@@ -15,13 +15,14 @@ from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import LocalchatError
 from localchat.server.errors import ApiError, bad_request, missing_field
 from localchat.server.formatters import new_id
+from localchat.server.generation import ServerTools
 from localchat.server.mcp_servers import OfferedMcpServers
 from localchat.server.openai_responses.protocol import (
     McpToolFilter,
     ResponsesTool,
     ResponsesToolChoice,
 )
-from localchat.server.tool_rounds import ServerTools, approved_call
+from localchat.server.tool_rounds import approved_call
 
 if TYPE_CHECKING:
     from localchat.tools.mcp_client import McpConnection, ServerTool
