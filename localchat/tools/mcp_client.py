@@ -66,7 +66,8 @@ async def _connect(server: McpServer, environ: Mapping[str, str], folder: Path) 
         await connection.open(environ, folder)
     except LocalchatError as problem:
         await connection.close()
-        return ConnectOutcome(None, (f"MCP server {server.name}: {problem}",))
+        sentence = str(problem).removeprefix(f"{server.name} ")
+        return ConnectOutcome(None, (f"MCP server {server.name}: {sentence}",))
     return ConnectOutcome(connection, tuple(connection.problems))
 
 
