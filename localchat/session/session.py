@@ -16,7 +16,7 @@ import msgspec
 from localchat.chat.conversation import Conversation, Inclusion, Node, Question
 from localchat.engine.events import AnswerProgress, Event, MetricsSnapshot, Reasoning, Text
 from localchat.engine.interface import Engine, EngineInfo
-from localchat.engine.request import Attachment, Message, Messages
+from localchat.engine.request import Attachment, Grammar, Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
@@ -482,6 +482,9 @@ class ChatSession:
             messages = self._turn.offer(messages)
         request = self.context.owned(settings, messages, self.conversation)
         request = msgspec.structs.replace(request, n=1)
+        if self._turn is not None and self._turn.answer_pattern:
+            grammar = Grammar("regex", self._turn.answer_pattern)
+            request = msgspec.structs.replace(request, grammar=grammar)
         best = self.tries.start(engine, request)
         saving = asyncio.create_task(self._save(builder))
         try:

@@ -34,6 +34,8 @@ CallState: TypeAlias = Literal["asking", "running", "done", "failed", "refused"]
 MAX_CALLS: Final = 16
 """Calls of one answer that run."""
 _REPEATED: Final = "[This is the same call as before, with the same result. Answer from it.]"
+_IN_WORDS: Final = r"[^\s{<\[`](.|\n)*"
+"""Small models write a call as text once they cannot call any more. A call starts with one of these signs."""
 _MIN_RESULT: Final = 1500
 _MAX_RESULT: Final = 16_000
 _INSTRUCTIONS: Final = (
@@ -104,6 +106,13 @@ class ToolTurn:
     def exhausted(self) -> bool:
         """Whether no more calls run for this question."""
         return self._loops or self.rounds >= self._max_rounds
+
+    @property
+    def answer_pattern(self) -> str:
+        """Regular expression of an answer in words. Empty: the answer is free."""
+        if self._forces_calls and self.exhausted:
+            return _IN_WORDS
+        return ""
 
     def must_answer(self, answer: Message) -> bool:
         """Return True if an answer after results is empty, and another one without tools is due."""

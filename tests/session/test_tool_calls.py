@@ -1,6 +1,7 @@
 """A session runs the calls of its answers, keeps them, and takes their writes back."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -119,6 +120,25 @@ def test_a_call_that_is_described_after_a_failed_one_is_made_too(tmp_path: Path)
         told("Call read_file again."),
     ]
     run(stage_of(tmp_path, answers), play)
+
+
+def test_an_answer_after_the_last_round_is_in_words(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        chat.session.tools.consent = ScriptedConsent()
+        await chat.session.ask("What is in a.txt?")
+        first, second = chat.stage.engine.requests
+        assert first.grammar is None
+        assert prompt(second).tool_choice == "none"
+        assert second.grammar is not None
+        pattern = re.compile(second.grammar.source)
+        assert pattern.fullmatch("It says alpha.\nThat is all {of it}.")
+        for call in ('{"name": "read_file"}', "<tool_call>", "```json\n{}", "[{}]"):
+            assert not pattern.fullmatch(call)
+        await chat.session.tools.close()
+
+    stage = stage_of(tmp_path, [calling("read_file", path="a.txt"), told("alpha")])
+    stage.changes["tool_rounds"] = "1"
+    run(stage, play)
 
 
 def test_a_tool_that_the_user_names_may_be_explained(tmp_path: Path) -> None:
