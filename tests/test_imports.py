@@ -102,6 +102,21 @@ def test_looking_at_models_loads_no_native_library(verb: str) -> None:
     assert loaded & (heavy - allowed) == set()
 
 
+@pytest.mark.parametrize(
+    "module",
+    [
+        "localchat.cli.chat.ask",
+        "localchat.cli.serving.serve",
+        "localchat.server.app",
+        "localchat.session.session",
+        "localchat.tui.app",
+    ],
+)
+def test_tools_are_imported_only_once_they_are_on(module: str) -> None:
+    loaded = modules_after(f"import {module}")
+    assert [name for name in loaded if f"{name}.".startswith(("mcp.", "localchat.tools."))] == []
+
+
 _FIRST_FRAME = """
 import localchat.cli.chat.ask as ask, localchat.tui.launch as launch
 from textual.app import App

@@ -25,6 +25,10 @@ from localchat.errors import UsageError
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,19}")
 _RESERVED: Final = ("read", "edit", "run", "fetch", "docs", "mcp", "off", "all")
+_OWN_TOOLS: Final = ("list_folder", "search_files", "ask_documents")
+"""Tools of localchat that a server could seem to have named after itself."""
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_TOOL_NAME: Final = 40
 _Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -80,6 +84,17 @@ def _server(where: str, name: str, table: object) -> McpServer:
     if server.url and not server.url.startswith(("http://", "https://")):
         raise UsageError(f"{where}: {server.url!r} is not the address of a server")
     return msgspec.structs.replace(server, name=name)
+
+
+def tool_name(server: str, tool: str) -> str:
+    """Return the name by which a model knows a server's tool.
+
+    A tool that is named after its server keeps its name, such as `git_status` of the server `git`.
+    """
+    name = _UNSAFE.sub("_", tool)[:_MAX_TOOL_NAME]
+    if name.startswith(f"{server}_") and name not in _OWN_TOOLS:
+        return name
+    return f"{server}_{name}"
 
 
 def as_table(server: McpServer) -> Mapping[str, Any]:

@@ -130,6 +130,8 @@ def startup_task(
     async def run(server: UvicornServer) -> None:
         on_stop(server.stop)
         announce()
+        for problem in await service.mcp.start():
+            notify(problem)
         service.engines.models()  # starts the refresh, so that the first client gets a complete list
         async with await service.engines.lease("", user=_OWNER):
             # This lease prevents a short keep-alive from unloading the model before it is ready.

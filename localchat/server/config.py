@@ -1,8 +1,11 @@
 """Configuration of a server, with all limits of requests and connections."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from localchat.config.mcp_servers import McpServer
 
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
@@ -28,6 +31,8 @@ class ServerLimits:
     """Values in free-form JSON."""
     messages: int = 4096
     tools: int = 256
+    tool_rounds: int = 25
+    """Answers of one request whose calls the server runs."""
     stops: int = 64
     """Stop strings."""
     stop_bytes: int = 256
@@ -80,6 +85,10 @@ class ServerConfig:
     """Indexed documents that clients may query, as MODEL@NAME."""
     documents_folder: Path | None = None
     """Folder of the indexed documents."""
+    mcp_servers: tuple[McpServer, ...] = ()
+    """MCP servers that clients of the Responses API may use."""
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment of which MCP servers get a part."""
     heartbeat_s: float = 5.0
     """Seconds of silence in a stream before a comment."""
     event_s: float = 15.0

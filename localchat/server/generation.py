@@ -7,9 +7,9 @@ for clients that want only one.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -39,6 +39,9 @@ from localchat.errors import (
 from localchat.server.tracker import TrackedRequest
 from localchat.tries.best_answer import BestAnswer, best_answer
 from localchat.tries.spec import TriesSpec
+
+if TYPE_CHECKING:
+    from localchat.tools.loop import ToolTurn
 
 Reason: TypeAlias = Literal["stop", "length", "tool_calls"]
 REPETITION = "repetition"
@@ -86,7 +89,20 @@ class PromptProgress:
         }
 
 
-OutputEvent: TypeAlias = Text | Reasoning | ToolCall | PromptEcho | PromptProgress | ChoiceEnd
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """Outcome of a call that this server ran: an output or an error."""
+
+    choice: int
+    call: int
+    """Number of the call in its answer. It means the last call with this number."""
+    output: str = ""
+    error: str = ""
+
+
+OutputEvent: TypeAlias = (
+    Text | Reasoning | ToolCall | ToolOutcome | PromptEcho | PromptProgress | ChoiceEnd
+)
 """Event for a formatter. A tool call starts with an event that has an id, a name and no arguments."""
 
 
@@ -114,6 +130,23 @@ class AnswerWriter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTools:
+    """The tools that the server runs for one request."""
+
+    turn: "ToolTurn"
+    needs_approval: Mapping[str, bool]
+    """Whether the client approves calls of a tool, by the name that the model sees.
+
+    Tools that the client runs are missing."""
+    variants: Callable[[Messages], Awaitable[list[Messages]]]
+    """Returns the variants of a conversation for the chat template, best first."""
+    earlier: Sequence[OutputEvent] = ()
+    """Calls that the client has approved, and their outcomes."""
+    max_calls: int | None = None
+    """Calls that may still run. None: only the limits of the turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationSpec:
     """Prompts of one generation, and options of their answers."""
@@ -135,6 +168,8 @@ class GenerationSpec:
     """Seconds that the model stays loaded afterwards without users. None means the server's default."""
     tries: TriesSpec | None = None
     """Make the answer out of several tries."""
+    tools: ServerTools | None = None
+    """Tools that the server itself runs. The generation is a ToolGeneration then."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers that report deviations from the request."""
 

@@ -27,6 +27,7 @@ from localchat.server.generation import Generation, GenerationSpec, OutputEvent
 from localchat.server.leases import AsyncLease
 from localchat.server.sse import SSE, EventStream, Framing
 from localchat.server.state import Service, service_of, user_agent
+from localchat.server.tool_rounds import ToolGeneration
 from localchat.server.tracker import TrackedRequest
 from localchat.server.uvicorn_http import WRITE
 
@@ -108,7 +109,10 @@ class GenerationResponse:
                 spec = await service.documents.before(spec, documents, lease)
             tracked.guided = spec.guided
             lora = service.lora_scales.get(lease.name)
-            generation = Generation(lease.engine, spec, tracked, lora)
+            kind = Generation
+            if spec.tools is not None:
+                kind = ToolGeneration
+            generation = kind(lease.engine, spec, tracked, lora)
             try:
                 await generation.start()
             except LocalchatError as error:

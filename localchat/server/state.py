@@ -12,6 +12,7 @@ from localchat.server.config import ServerConfig
 from localchat.server.documents import OfferedDocuments
 from localchat.server.errors import model_not_found, to_api_error
 from localchat.server.leases import AsyncEnginePool, AsyncLease
+from localchat.server.mcp_servers import OfferedMcpServers
 from localchat.server.metrics import Metrics
 from localchat.server.tracker import RequestTracker
 
@@ -26,6 +27,7 @@ class Service:
         self.engines = engines
         self.config = config
         self.documents = OfferedDocuments(config.documents_folder, config.documents, engines)
+        self.mcp = OfferedMcpServers(config.mcp_servers, config.environ)
         self.tracker = RequestTracker(config.limits.waiting)
         self.metrics = Metrics(self.tracker)
         self.lora_scales: dict[str, tuple[tuple[int, float], ...]] = {}

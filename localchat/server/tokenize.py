@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat.engine.interface import Engine
+from localchat.engine.request import Messages
 from localchat.server.chat.media import translate
 from localchat.server.chat.request import ChatRequest, conversation
 from localchat.server.config import ServerLimits
@@ -15,6 +16,7 @@ from localchat.server.formatters import json_response
 from localchat.server.leases import AsyncLease
 from localchat.server.openai.protocol import ChatBody, DetokenizeBody, TemplateBody, TokenizeBody
 from localchat.server.openai.requests import as_chat, as_conversation
+from localchat.server.openai_responses.mcp import check_mcp_tools, with_mcp_tools
 from localchat.server.openai_responses.protocol import ResponsesBody
 from localchat.server.openai_responses.requests import as_chat as responses_as_chat
 from localchat.server.request_body import read_json
@@ -107,19 +109,22 @@ async def chat_input_tokens(request: Request) -> Response:
     limits = service_of(request).config.limits
     body = await read_json(request, ChatBody, limits, with_media=True)
     chat = await translate(request, lambda media: as_chat(body, media))
-    return await _input_tokens(request, chat)
+    return await _input_tokens(request, chat, conversation(chat, limits))
 
 
 async def responses_input_tokens(request: Request) -> Response:
     """Count the prompt tokens of a response."""
-    limits = service_of(request).config.limits
+    service = service_of(request)
+    limits = service.config.limits
     body = await read_json(request, ResponsesBody, limits, with_media=True)
     translated = await translate(request, lambda media: responses_as_chat(body, media))
-    return await _input_tokens(request, translated.chat)
+    check_mcp_tools(translated.mcp, service.mcp.names)
+    prompt = conversation(translated.chat, limits)
+    prompt = await with_mcp_tools(translated.mcp, service.mcp, prompt)
+    return await _input_tokens(request, translated.chat, prompt)
 
 
-async def _input_tokens(request: Request, chat: ChatRequest) -> Response:
-    prompt = conversation(chat, service_of(request).config.limits)
+async def _input_tokens(request: Request, chat: ChatRequest, prompt: Messages) -> Response:
     tokens = await count_prompt_tokens(request, chat.fields.model, prompt)
     return json_response({"object": "response.input_tokens", "input_tokens": tokens})
 

@@ -3,10 +3,18 @@
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from localchat.engine.events import Done, Usage
-from localchat.engine.stream import Stream
 from localchat.server.errors import ApiError, unavailable
+
+
+class Closable(Protocol):
+    """Work of a request: a stream of an engine, or calls of tools."""
+
+    def close(self) -> None:
+        """Cancel the work. Idempotent."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -24,7 +32,7 @@ class TrackedRequest:
     """A grammar, a schema or a tool constrains the answer."""
     work: "asyncio.Task[object] | None" = None
     """Task that answers the request."""
-    streams: list[Stream] = field(default_factory=list)
+    streams: list[Closable] = field(default_factory=list)
     abort_error: ApiError | None = None
     """Reason why the server ended the request."""
     client_left: bool = False
@@ -42,7 +50,7 @@ class TrackedRequest:
     finish_reason: str = ""
     error: str = ""
 
-    def attach(self, stream: Stream) -> None:
+    def attach(self, stream: Closable) -> None:
         """Own a stream: close it with the request, or at once if the request is over."""
         self.streams.append(stream)
         if self.abort_error is not None or self.client_left:

@@ -85,6 +85,7 @@ class UvicornServer(uvicorn.Server):
         while self.server_state.tasks and loop.time() < end_s and not self.force_exit:
             await asyncio.sleep(_POLL_S)
         tracker.abort_all()
+        await self._service.mcp.close()
         # Threads that wait for an engine end only with it, and the event loop waits for them. If all threads of
         # the server wait, closing the engines needs a thread of its own.
         with ThreadPoolExecutor(1, "close") as thread:

@@ -255,10 +255,7 @@ class CommandRunner:
         self._refuse_while_busy()
         question = self._session.undo()
         left = counted(len(self._session.conversation.path()), "message")
-        hint = f"back before the last question; {left} left"
-        if self._session.restored:
-            hint += f"\n{self._session.restored}"
-        return QuestionUndone(question, hint)
+        return QuestionUndone(question, f"back before the last question; {left} left")
 
     def do_compact(self, _: str) -> Reply:
         self._refuse_while_busy()

@@ -16,7 +16,7 @@ import msgspec
 from localchat.chat.conversation import Conversation, Inclusion, Node, Question
 from localchat.engine.events import AnswerProgress, Event, MetricsSnapshot, Reasoning, Text
 from localchat.engine.interface import Engine, EngineInfo
-from localchat.engine.request import Attachment, Message, Messages
+from localchat.engine.request import Attachment, Grammar, Message, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
@@ -425,8 +425,11 @@ class ChatSession:
             outcome = await self._answer_fitting(parent, continued)
             if self._turn is None or outcome.end != "complete" or outcome.node is None:
                 return outcome
+            continued = None
             if self._turn.must_answer(outcome.node.message):
                 self.conversation.back_to(parent)
+            elif self._turn.must_call(outcome.node.message):
+                continued = outcome.node
             else:
                 result = await self.tools.run(self._turn, outcome.node)
                 if result is None:
@@ -435,7 +438,6 @@ class ChatSession:
             if self._stopping:
                 self.status.finish()
                 return Outcome("stopped", outcome.node)
-            continued = None
             self.status.begin()
 
     async def _answer_fitting(self, parent: str, continued: Node | None) -> Outcome:
@@ -480,6 +482,9 @@ class ChatSession:
             messages = self._turn.offer(messages)
         request = self.context.owned(settings, messages, self.conversation)
         request = msgspec.structs.replace(request, n=1)
+        if self._turn is not None and self._turn.answer_pattern:
+            grammar = Grammar("regex", self._turn.answer_pattern)
+            request = msgspec.structs.replace(request, grammar=grammar)
         best = self.tries.start(engine, request)
         saving = asyncio.create_task(self._save(builder))
         try:

@@ -88,11 +88,16 @@ class SessionTools:
             self._toolset = await self._open(groups, engine)
             self._opened_with = opened_with
             self._approvals = Approvals(self.consent, self.allowed)
+        else:
+            for problem in await self._toolset.connect():
+                session.remark(problem, "warning")
         return ToolTurn(
             self._toolset.tools,
             self._approvals,
             max_rounds=settings.tool_rounds,
             context_tokens=info.context_tokens,
+            # Servers of others may not continue an answer.
+            forces_calls=info.backend != "remote",
         )
 
     @property
@@ -189,7 +194,7 @@ class SessionTools:
         versions = [node.id for node in conversation.siblings(question.id)]
         journal = self.journal()
         journal.begin(conversation.id)
-        return journal.undo(conversation.below(versions)).sentence()
+        return journal.undo(conversation.below(versions)).sentence(self.root.resolve())
 
     async def describe(self) -> str:
         """Return the tools with their effects, and the folder. Raises LocalchatError."""
@@ -203,7 +208,8 @@ class SessionTools:
         await self.begin()
         assert self._toolset is not None
         rows = [
-            f"{tool.name:<20} may {EFFECTS[tool.effect]}" for tool in self._toolset.tools.values()
+            f"{tool.name:<20} may {EFFECTS[tool.effect].partition('; ')[0]}"
+            for tool in self._toolset.tools.values()
         ]
         return "\n".join((f"Folder: {self.root}", *rows, *self._toolset.problems))
 

@@ -23,7 +23,11 @@ _MAX_OUTPUT: Final = 30_000
 _MAX_READ_BYTES: Final = 4 << 20
 """Output after which a command is ended, because nothing reads the rest."""
 _PROBE_S: Final = 10
-_SECRET: Final = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_SECRET: Final = re.compile(
+    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|_DSN$|_PAT$|_PWD$", re.IGNORECASE
+)
+_SECRET_VALUE: Final = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+"""A URL with a password, such as that of a database or a proxy."""
 _SOCKETS: Final = (
     "SSH_AUTH_SOCK",
     "DBUS_SESSION_BUS_ADDRESS",
@@ -96,9 +100,9 @@ def command_tool(root: Root, environ: Mapping[str, str]) -> Tool:
 
     async def plan(arguments: CommandArguments) -> Plan:
         prefix = await isolation.prefix()
-        preview = f"{arguments.command}\n\nIts changes cannot be undone."
+        preview = arguments.command
         if not prefix:
-            preview += f" {NOT_ISOLATED}"
+            preview += f"\n\n{NOT_ISOLATED}"
 
         async def run() -> str:
             words = (*prefix, "sh", "-c", arguments.command)
@@ -121,7 +125,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {
         name: value
         for name, value in environ.items()
-        if not _SECRET.search(name) and name not in _SOCKETS
+        if not _SECRET.search(name) and not _SECRET_VALUE.search(value) and name not in _SOCKETS
     }
     return kept | {"TERM": "dumb", "NO_COLOR": "1", "PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
 

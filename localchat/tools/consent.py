@@ -12,7 +12,7 @@ Decision: TypeAlias = Literal["once", "session", "no", "never"]
 EFFECTS: Final[dict[Effect, str]] = {
     "read": "read",
     "write": "change a file; /undo takes it back",
-    "run": "run a program; /undo cannot take its changes back",
+    "run": "run a program; its changes cannot be undone",
     "network": "reach the internet",
 }
 
@@ -64,7 +64,7 @@ class Approvals:
             if decision == "never" or (decision == "session" and plan.scope):
                 self._decisions[key] = decision
         if decision in ("no", "never"):
-            raise Refused(f"the user refused this call of {tool.name}; do not try it again")
+            raise Refused("the user refused this call; do not try it again")
 
 
 class Refused(ToolError):

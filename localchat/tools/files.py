@@ -15,7 +15,7 @@ from localchat.documents.pages import decoded, kind_of, read_document
 from localchat.errors import LocalchatError
 from localchat.tools.journal import Journal
 from localchat.tools.root import FileContent, Root
-from localchat.tools.search import SearchArguments, search
+from localchat.tools.search import SearchArguments, files_named, search
 from localchat.tools.tool import Plan, Tool, ToolError, own_tool
 from localchat.units import counted, size
 
@@ -46,10 +46,11 @@ class EditArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     old_text: Annotated[
         str,
         Meta(
-            description="Exact text to replace; it must occur once. Empty to create a new file with new_text."
+            description="Whole lines of the file to replace, exactly as read_file shows them. Empty to create "
+            "a new file with new_text."
         ),
     ]
-    new_text: Annotated[str, Meta(description="Text that replaces it.")]
+    new_text: Annotated[str, Meta(description="Lines that replace them.")]
     replace_all: Annotated[bool, Meta(description="Replace every occurrence.")] = False
 
 
@@ -108,7 +109,10 @@ def _reading(function: Callable[[], str], title: str) -> Plan:
 def _existing(root: Root, name: str) -> FileContent:
     content = root.read(name)
     if content is None:
-        raise ToolError(f"there is no file {name}", hint="list_folder shows the files of a folder")
+        hint = "list_folder shows the files of a folder"
+        if same := files_named(root, name.rpartition("/")[2]):
+            hint = f"there is {', '.join(same)}"
+        raise ToolError(f"there is no file {name}", hint=hint)
     return content
 
 
@@ -208,12 +212,15 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
             count = text.count(old) if old else 0
         if not arguments.old_text:
             if text:
-                raise ToolError(f"{name} exists", hint="give the exact text to replace as old_text")
+                raise ToolError(
+                    f"{name} exists",
+                    hint="call read_file, and give the lines to replace as old_text",
+                )
             return FileContent(new.encode(), before.mode)
         if not count:
             raise ToolError(
                 f"old_text does not occur in {name}",
-                hint="read the file, and copy the text with its spaces and line breaks",
+                hint="call read_file, and copy whole lines with their spaces as old_text",
             )
         if count > 1 and not arguments.replace_all:
             raise ToolError(

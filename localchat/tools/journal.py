@@ -43,13 +43,13 @@ class UndoReport(NamedTuple):
     changed: tuple[str, ...] = ()
     """Files that have changed since, or cannot be reached. They stay as they are."""
 
-    def sentence(self) -> str:
-        """Return what happened to files, or an empty string."""
+    def sentence(self, folder: Path) -> str:
+        """Return what happened to files, or an empty string. Names are relative to the folder."""
         parts = []
         if self.restored:
-            parts.append(f"restored: {', '.join(self.restored)}")
+            parts.append(f"restored: {_listed(self.restored, folder)}")
         if self.changed:
-            parts.append(f"changed since then and left as it is: {', '.join(self.changed)}")
+            parts.append(f"changed since then and left as it is: {_listed(self.changed, folder)}")
         return "; ".join(parts)
 
 
@@ -152,6 +152,10 @@ class Journal:
                 changed[path] = None
                 restored.pop(path, None)
         return UndoReport(tuple(restored), tuple(changed))
+
+
+def _listed(paths: Collection[str], folder: Path) -> str:
+    return ", ".join(path.removeprefix(f"{folder}/") for path in paths)
 
 
 def _restore(root: Root, record: WriteRecord) -> bool:

@@ -14,6 +14,7 @@ Results are text. The engine never reads control tokens in the text of a message
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +34,19 @@ CallState: TypeAlias = Literal["asking", "running", "done", "failed", "refused"]
 MAX_CALLS: Final = 16
 """Calls of one answer that run."""
 _REPEATED: Final = "[This is the same call as before, with the same result. Answer from it.]"
+_IN_WORDS: Final = r"[^\s{<\[`](.|\n)*"
+"""Small models write a call as text once they cannot call any more. A call starts with one of these signs."""
 _MIN_RESULT: Final = 1500
 _MAX_RESULT: Final = 16_000
 _INSTRUCTIONS: Final = (
-    "Call tools to find out or to act. Once the results contain the answer, give it in plain words."
+    "The user cannot call the tools: you call them. To find out something about files, or to act, call a "
+    "tool at once instead of describing it. Once the results contain the answer, give it in plain words."
 )
-"""Without them, small models call again and again."""
+"""Small models need these: otherwise they advise the user, or call again and again."""
+NO_MORE_CALLS: Final = (
+    "\n\n[No more calls are possible. Now answer the question of the user in plain words.]"
+)
+"""Appended to the last result, so that the model does not announce another call."""
 STOPPED: Final = "This call was not finished: the user stopped it."
 
 
@@ -72,14 +80,23 @@ class ToolTurn:
         *,
         max_rounds: int,
         context_tokens: int,
+        forces_calls: bool = False,
     ) -> None:
-        """`max_rounds`: answers whose calls run. `context_tokens`: bounds the results."""
+        """`max_rounds`: answers whose calls run. `context_tokens`: bounds the results. `forces_calls`: whether
+        the engine can continue an answer with a call of a certain tool."""
         self._tools = tools
         self._approvals = approvals
         self._max_rounds = max_rounds
+        self._forces_calls = forces_calls
         self._limit = max(_MIN_RESULT, min(_MAX_RESULT, context_tokens))
         self.rounds = 0
         """Number of answers whose calls have run."""
+        self._question = ""
+        """The user's last message."""
+        self._announced = ""
+        """Tool that the model has described instead of calling it. The next answer must call it."""
+        self._has_failed = True
+        """Whether no call has succeeded in the last round. True before the first one."""
         self._loops = False
         """Whether the model repeats itself, so that it has to answer now."""
         self._results: dict[str, str] = {}
@@ -90,6 +107,13 @@ class ToolTurn:
         """Whether no more calls run for this question."""
         return self._loops or self.rounds >= self._max_rounds
 
+    @property
+    def answer_pattern(self) -> str:
+        """Regular expression of an answer in words. Empty: the answer is free."""
+        if self._forces_calls and self.exhausted:
+            return _IN_WORDS
+        return ""
+
     def must_answer(self, answer: Message) -> bool:
         """Return True if an answer after results is empty, and another one without tools is due."""
         if answer.content or answer.tool_calls or self.exhausted or not self.rounds:
@@ -97,13 +121,33 @@ class ToolTurn:
         self._loops = True
         return True
 
+    def must_call(self, answer: Message) -> bool:
+        """Return True if an answer describes a call instead of making it. `offer` then forces the call.
+
+        Only the first answer and one after failed calls count, and only a tool that the user has not named.
+        """
+        if not self._forces_calls or self._announced or self.exhausted:
+            return False
+        if answer.tool_calls or not self._has_failed:
+            return False
+        for name in self._tools:
+            pattern = re.compile(rf"\b{re.escape(name)}\b")
+            if pattern.search(answer.content) and not pattern.search(self._question):
+                self._announced = name
+                return True
+        return False
+
     def offer(self, messages: Messages) -> Messages:
-        """Add the tools to a request. The last request after the limit of rounds cannot call any."""
+        """Add the tools to those of a request. The last one after the limit of rounds cannot call any."""
         if not self._tools:
             return messages
         choice = messages.tool_choice
         if self.exhausted:
             choice = "none"
+        elif self._announced:
+            choice = self._announced
+        questions = [message.content for message in messages.messages if message.role == "user"]
+        self._question = "".join(questions[-1:])
         tools = tuple(tool.offered() for tool in self._tools.values())
         system = Message("system")
         others = messages.messages
@@ -114,7 +158,7 @@ class ToolTurn:
         return msgspec.structs.replace(
             messages,
             messages=(msgspec.structs.replace(system, content=text), *others),
-            tools=tools,
+            tools=(*messages.tools, *tools),
             tool_choice=choice,
             bind_arguments=True,
         )
@@ -134,6 +178,7 @@ class ToolTurn:
         ends normally with results that say so.
         """
         self.rounds += 1
+        self._announced = ""
         self._loops = self._loops or all(_key(call) in self._results for call in calls)
         results: dict[str, CallResult] = {}
         readers: list[asyncio.Task[None]] = []
@@ -167,10 +212,10 @@ class ToolTurn:
             if result is None:
                 result = self._finished(call, "refused", "", 0.0, stopped, report)
             ordered.append(result)
+        self._has_failed = all(result.run.state == "failed" for result in ordered)
         if self.exhausted:
             last = ordered[-1]
-            note = "\n\n[No more calls are possible. Now answer the question of the user in plain words.]"
-            content = last.message.content + note
+            content = last.message.content + NO_MORE_CALLS
             ordered[-1] = last._replace(
                 message=msgspec.structs.replace(last.message, content=content)
             )
@@ -253,6 +298,13 @@ class ToolTurn:
         if tool is None or tool.effect not in ("write", "run") or state == "failed":
             self._results.setdefault(_key(call), message.content)
         return CallResult(message, ToolRun(state, title, seconds, len(text)))
+
+
+def refused_call(call: CalledTool, sentence: str) -> CallResult:
+    """Return the result of a call that does not run."""
+    text = f"Error: {sentence}"
+    message = Message("tool", text, tool_call_id=call.id, name=call.name)
+    return CallResult(message, ToolRun("refused", "", 0.0, len(text)))
 
 
 def with_ids(answer: Message) -> Message:

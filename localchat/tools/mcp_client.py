@@ -8,11 +8,10 @@ import asyncio
 import json
 import logging
 import os
-import re
 import shutil
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import httpx2
 
-from localchat.config.mcp_servers import McpServer
+from localchat.config.mcp_servers import McpServer, tool_name
 from localchat.errors import LocalchatError, UsageError, reason
 from localchat.sanitize import sanitize, sanitize_line
 from localchat.tools.tool import Effect, Plan, Tool, ToolError
@@ -31,12 +30,16 @@ if TYPE_CHECKING:
 _START_S: Final = 60.0
 """Time for the start of a server and its lists. A first start may download it."""
 _MAX_MESSAGE: Final = 16 << 20
+_MAX_UNASKED: Final = 10_000
+"""Notifications, requests and other lines that a server may send between two answers."""
 _MAX_BODY: Final = 64 << 20
 _MAX_TOOLS: Final = 64
 _MAX_PAGES: Final = 16
 _MAX_DESCRIPTION: Final = 1000
 _MAX_SCHEMA: Final = 16_000
 _MAX_RESULT: Final = 1 << 20
+_MAX_CONCURRENT: Final = 8
+"""Calls that a server gets at once. Clients of `localchat serve` share a connection."""
 _MAX_RESOURCES: Final = 30
 _INHERITED: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "XDG_CACHE_HOME")
 _T = TypeVar("_T")
@@ -63,8 +66,18 @@ async def _connect(server: McpServer, environ: Mapping[str, str], folder: Path) 
         await connection.open(environ, folder)
     except LocalchatError as problem:
         await connection.close()
-        return ConnectOutcome(None, (f"MCP server {server.name}: {problem}",))
+        sentence = str(problem).removeprefix(f"{server.name} ")
+        return ConnectOutcome(None, (f"MCP server {server.name}: {sentence}",))
     return ConnectOutcome(connection, tuple(connection.problems))
+
+
+class ServerTool(NamedTuple):
+    """A tool of a server, as the server describes it."""
+
+    name: str
+    """The server's own name, without the server's name before it."""
+    reads: bool
+    """Whether the server declares it read-only."""
 
 
 class McpConnection:
@@ -73,12 +86,18 @@ class McpConnection:
     def __init__(self, server: McpServer) -> None:
         self.server = server
         self.tools: list[Tool] = []
+        self.described: dict[str, ServerTool] = {}
+        """The server's own tools, by the names in `tools`. Without the tool that reads resources."""
         self.prompts: list[str] = []
         """Names of the server's prompts."""
         self.problems: list[str] = []
         self._client: Client | None = None
         self._closing = asyncio.Event()
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
         self._task: asyncio.Task[None] | None = None
+        self._ended = False
+        """Whether the server's process has closed its output."""
+        self._ready: asyncio.Future[None] | None = None
         self._errors: deque[str] = deque(maxlen=3)
         """Last lines that the server wrote to stderr."""
 
@@ -93,9 +112,9 @@ class McpConnection:
         # The SDK logs tracebacks about servers that send nonsense.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
         logging.getLogger("client").setLevel(logging.CRITICAL)
-        ready = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._own(environ, folder, ready))
-        await self._guarded(asyncio.shield(ready), _START_S)
+        self._ready = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._own(environ, folder, self._ready))
+        await self._guarded(asyncio.shield(self._ready), _START_S)
         await self._guarded(self._read_lists(), _START_S)
 
     async def _own(
@@ -108,7 +127,7 @@ class McpConnection:
             if self.server.url:
                 transport = _http(self.server, environ)
             else:
-                transport = _stdio(self.server, environ, folder, self._errors)
+                transport = _stdio(self.server, environ, folder, self._errors, self._on_end)
             async with Client(transport, read_timeout_seconds=self.server.timeout_s) as client:
                 self._client = client
                 if not ready.done():
@@ -125,6 +144,8 @@ class McpConnection:
         """Stop the server. Idempotent."""
         self._closing.set()
         if self._task is not None:
+            if self._ready is not None and not self._ready.done():
+                self._task.cancel()  # it waits for a server that never answered
             with suppress(TimeoutError, asyncio.CancelledError):
                 await asyncio.wait_for(self._task, 5.0)
 
@@ -148,13 +169,21 @@ class McpConnection:
             text = reason(problem)
         else:
             text = str(problem) or type(problem).__name__
-        if self._errors and self._client is None:
+        if self._errors and not self.alive:
             text = f"{text}: {' '.join(self._errors)}"
         return sanitize_line(text[:500])
 
     @property
+    def alive(self) -> bool:
+        """Whether calls can be sent."""
+        return self._client is not None and not self._ended
+
+    def _on_end(self) -> None:
+        self._ended = True
+
+    @property
     def _session(self) -> "Client":
-        if self._client is None:
+        if self._client is None or self._ended:
             raise ToolError(f"the server {self.server.name} has ended")
         return self._client
 
@@ -182,8 +211,7 @@ class McpConnection:
             self.prompts = [sanitize_line(item.name[:100]) for item in prompts[:_MAX_RESOURCES]]
 
     def _add(self, tool: Any) -> None:  # noqa: ANN401 - a model of the SDK
-        base = re.sub(r"[^A-Za-z0-9_-]", "_", tool.name)[:40]
-        name = f"{self.server.name}_{base}"
+        name = tool_name(self.server.name, tool.name)
         if len(self.tools) >= _MAX_TOOLS or any(other.name == name for other in self.tools):
             self.problems.append(
                 f"MCP server {self.server.name}: the tool {sanitize_line(tool.name[:40])} is left out"
@@ -196,6 +224,8 @@ class McpConnection:
         description = sanitize((tool.description or "")[:_MAX_DESCRIPTION])
         plan = partial(self._plan, name, tool.name, schema)
         self.tools.append(Tool(name, description, schema, effect, plan))
+        declared = bool(annotations is not None and annotations.read_only_hint)
+        self.described[name] = ServerTool(tool.name, declared)
 
     async def _plan(
         self, name: str, server_name: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]
@@ -207,8 +237,9 @@ class McpConnection:
         title = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
 
         async def run() -> str:
-            call = self._session.call_tool(server_name, dict(arguments))
-            result = await self._guarded(call, self.server.timeout_s)
+            async with self._slots:
+                call = self._session.call_tool(server_name, dict(arguments))
+                result = await self._guarded(call, self.server.timeout_s)
             text = _text(result.content)
             if result.is_error:
                 raise ToolError(text or f"{name} failed")
@@ -229,8 +260,9 @@ class McpConnection:
             uri = str(arguments.get("uri", ""))
 
             async def run() -> str:
-                client = self._session
-                result = await self._guarded(client.read_resource(uri), self.server.timeout_s)
+                async with self._slots:
+                    read = self._session.read_resource(uri)
+                    result = await self._guarded(read, self.server.timeout_s)
                 return _text(result.contents)
 
             return Plan(run, uri, "", f"mcp {name}", f"all calls of {name}")
@@ -277,15 +309,19 @@ def server_environment(server: McpServer, environ: Mapping[str, str]) -> dict[st
 
 @asynccontextmanager
 async def _stdio(
-    server: McpServer, environ: Mapping[str, str], folder: Path, errors: deque[str]
+    server: McpServer,
+    environ: Mapping[str, str],
+    folder: Path,
+    errors: deque[str],
+    on_end: Callable[[], None],
 ) -> AsyncIterator[Any]:
-    """Run a server and yield the streams of its messages.
+    """Run a server and yield the streams of its messages. `on_end` is called when its output ends.
 
     The SDK's own transport has no limit for a message, and shows the server's stderr on the terminal.
     """
     import anyio
     from mcp.shared.message import SessionMessage
-    from mcp.types import jsonrpc_message_adapter
+    from mcp.types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
     environment = server_environment(server, environ)
     program = shutil.which(server.command, path=environment.get("PATH"))
@@ -312,12 +348,17 @@ async def _stdio(
         async with to_client:
             # A message above the limit raises ValueError, which ends the connection.
             with suppress(ValueError, ConnectionError, anyio.BrokenResourceError):
-                while line := await stdout.readline():
+                unasked = 0
+                while (line := await stdout.readline()) and unasked < _MAX_UNASKED:
+                    unasked += 1
                     try:
                         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                     except ValueError:
                         continue  # a line of a log, for example
+                    if isinstance(message, JSONRPCResponse | JSONRPCError):
+                        unasked = 0
                     await to_client.send(SessionMessage(message))
+            on_end()  # before the calls that wait for an answer fail
         if process.returncode is None:
             _kill(process.pid)
 
@@ -338,15 +379,18 @@ async def _stdio(
         yield from_server, to_server
     finally:
         stdin.close()
-        # Closing stdin asks the server to end.
-        with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), 1.0)
-        _kill(process.pid)
-        for task in tasks:
-            task.cancel()
+        try:
+            # Closing stdin asks the server to end.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 1.0)
+        finally:
+            # Also after a cancellation: no server outlives its connection.
+            _kill(process.pid)
+            for task in tasks:
+                task.cancel()
+            for stream in (to_client, from_server, to_server, from_client):
+                stream.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for stream in (to_client, from_server, to_server, from_client):
-            stream.close()
         await process.wait()
 
 

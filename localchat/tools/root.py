@@ -7,8 +7,10 @@ without waiting for it.
 
 import errno
 import os
+import re
 import secrets
 import stat
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -22,6 +24,8 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_NAME: Final = 4096
+_GIT: Final = re.compile(r"\.git|git~\d+")
+"""Git's folder, also by its short name on Windows."""
 
 
 class FileContent(NamedTuple):
@@ -163,10 +167,9 @@ class Root:
         parts = self._parts(name)
         if not parts:
             raise ToolError(f"{name} is a folder")
-        path = self.path.joinpath(*parts)
-        if any(part.lower() == ".git" for part in parts) or any(
-            path.is_relative_to(protected) for protected in self._protected
-        ):
+        path = _folded(self.path.joinpath(*parts))
+        is_protected = any(path.is_relative_to(_folded(folder)) for folder in self._protected)
+        if is_protected or any(_GIT.fullmatch(part) for part in path.parts[-len(parts) :]):
             raise ToolError(f"{name} cannot be changed by tools; the user can change it")
 
     def replace(
@@ -213,6 +216,19 @@ class Root:
         *folders, base = self._parts(name)
         with suppress(ToolError), self._walk(tuple(folders), name) as folder:
             os.rmdir(base, dir_fd=folder)
+
+
+def _folded(path: Path) -> Path:
+    """Return a path as the file systems of macOS and Windows compare names.
+
+    They ignore case, some invisible characters, and dots and spaces at the end.
+    """
+    parts = []
+    for part in path.parts:
+        text = unicodedata.normalize("NFKC", part).casefold()
+        visible = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
+        parts.append(visible.rstrip(". ") or part)
+    return Path(*parts)
 
 
 class FileChanged(ToolError):

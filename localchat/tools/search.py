@@ -10,8 +10,9 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +23,7 @@ from localchat.tools.tool import ToolError
 
 _TIMEOUT_S: Final = 20.0
 _MAX_FILES: Final = 20_000
+_MAX_NAMED: Final = 5000
 _MAX_MATCHES: Final = 100
 _MAX_LINE: Final = 300
 _MAX_FILE_BYTES: Final = 2 << 20
@@ -84,18 +86,56 @@ def main() -> None:
 
 
 def _matches(root: Root, arguments: SearchArguments, pattern: re.Pattern[str]) -> str:
+    path = arguments.path
+    place = _place(root, path)
+    notes = []
+    if place == "missing":
+        # Small models invent folders.
+        notes.append(f"[There is no {path}, so the whole folder was searched.]")
+        path = "."
+    # The name of a single file is known, so its lines are meant.
+    by_name = arguments.names_only and place != "file"
     rows: list[str] = []
     files = 0
-    for name, folder, base in _files(root, arguments.path):
+    for name, folder, base in _files(root, path):
         files += 1
-        if arguments.names_only:
+        if by_name:
             if pattern.search(name):
                 rows.append(name)
         else:
             rows += _matching_lines(root, name, folder, base, pattern)
         if len(rows) >= _MAX_MATCHES or files >= _MAX_FILES:
-            return "\n".join((*rows[:_MAX_MATCHES], f"[stopped after {files:,} files]"))
-    return "\n".join(rows) or f"No match in {files:,} files."
+            del rows[_MAX_MATCHES:]
+            notes.append(f"[stopped after {files:,} files]")
+            break
+    if by_name:
+        notes.append("[Only names were searched. read_file shows the text of a file.]")
+    if not rows and place == "file":
+        rows = [f"No line of {path} matches. read_file shows the whole file."]
+    elif not rows:
+        rows = [f"No match in {files:,} files."]
+    return "\n".join((*rows, *notes))
+
+
+def _place(root: Root, path: str) -> Literal["file", "folder", "missing"]:
+    try:
+        if root.read(path) is None:
+            return "missing"
+    except ToolError:
+        return "folder"  # or a place that cannot be used, which `_files` reports
+    return "file"
+
+
+def files_named(root: Root, base: str) -> list[str]:
+    """Return up to three files with this base name. Only the first 5,000 files count."""
+    names = (
+        name
+        for name, _, other in islice(_files(root, "."), _MAX_NAMED)
+        if other.casefold() == base.casefold()
+    )
+    with suppress(ToolError):
+        return list(islice(names, 3))
+    return []
 
 
 def _matching_lines(

@@ -74,7 +74,8 @@ class Toolset:
         self.problems: list[str] = []
         """Sentences about servers that cannot be used, and about how commands run."""
         self._services = services
-        self._servers = [services.servers[name] for name in groups if name in services.servers]
+        self._waiting = [services.servers[name] for name in groups if name in services.servers]
+        """Servers to start."""
         self._connections: list[McpConnection] = []
         self._root: Root | None = None
         if not {"read", "edit", "run"}.isdisjoint(groups):
@@ -104,19 +105,32 @@ class Toolset:
         for tool in tools:
             self.tools[tool.name] = tool
 
-    async def connect(self) -> None:
-        """Start the chosen servers, and add their tools. Failures become `problems`."""
-        if not self._servers:
-            return
+    async def connect(self) -> list[str]:
+        """Start the chosen servers, and servers that have ended since. Add their tools.
+
+        Returns sentences about failures, which are in `problems` too.
+        """
+        for connection in [link for link in self._connections if not link.alive]:
+            self._connections.remove(connection)
+            await connection.close()
+            for tool in connection.tools:
+                self.tools.pop(tool.name, None)
+            self._waiting.append(connection.server)
+        servers = self._waiting
+        self._waiting = []
+        if not servers:
+            return []
         from localchat.tools.mcp_client import connect
 
-        outcomes = await connect(self._servers, self._services.environ, self._services.root)
-        for outcome in outcomes:
-            self.problems += outcome.problems
+        problems: list[str] = []
+        for outcome in await connect(servers, self._services.environ, self._services.root):
+            problems += outcome.problems
             if outcome.connection is not None:
                 self._connections.append(outcome.connection)
                 for tool in outcome.connection.tools:
                     self.tools.setdefault(tool.name, tool)
+        self.problems += problems
+        return problems
 
     async def close(self) -> None:
         """Stop the servers and close the folder. Idempotent."""

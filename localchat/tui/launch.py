@@ -15,6 +15,7 @@ from localchat.errors import ExitCode, LocalchatError
 if TYPE_CHECKING:
     from localchat.chat.conversation import Conversation
     from localchat.session.context import ModelSetup, SessionContext
+    from localchat.tools.tool import Effect
 
 
 def can_show(environ: Mapping[str, str]) -> bool:
@@ -25,9 +26,17 @@ def can_show(environ: Mapping[str, str]) -> bool:
     return all(stream is not None and stream.isatty() for stream in streams)
 
 
-def launch(context: "SessionContext", setup: "ModelSetup", conversation: "Conversation") -> int:
-    """Show the chat until the user leaves; returns the exit code. Raises LocalchatError if the last messages
-    could not be saved."""
+def launch(
+    context: "SessionContext",
+    setup: "ModelSetup",
+    conversation: "Conversation",
+    allowed: "frozenset[Effect]" = frozenset(),
+) -> int:
+    """Show the chat until the user leaves, and return the exit code.
+
+    `allowed`: effects of tools that need no question. Raises LocalchatError if the last messages could not be
+    saved.
+    """
     from localchat.session.engine_holder import EngineHolder
 
     engines = EngineHolder()
@@ -39,6 +48,7 @@ def launch(context: "SessionContext", setup: "ModelSetup", conversation: "Conver
     from localchat.tui.themes import AUTO
 
     app = ChatApp(context, setup, engines, conversation)
+    app.session.tools.allowed = allowed
     app.driver_class = hangup_safe(reads_pastes(app.driver_class, app.terminal_background))
     if setup.settings.theme == AUTO:
         term = context.environ.get("TERM", "")

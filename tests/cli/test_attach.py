@@ -110,6 +110,13 @@ def test_prompt_is_answered_by_the_server_and_says_so(served: Served, call: Call
     assert served.pool is not None and served.pool.loaded()[0].clients == ()
 
 
+def test_prompt_with_tools_is_reported_as_json(served: Served, call: Call, tmp_path: Path) -> None:
+    flags = ("--tools", "read", "--root", tmp_path, "--yes", "--json")
+    code, out, err = call(HERE, *flags, "hello")
+    assert code == 0, err
+    assert json.loads(out)["text"] == "from the server"
+
+
 def test_second_prompt_finds_the_model_loaded(served: Served, call: Call) -> None:
     for _ in range(2):
         assert call(HERE, "hello").out == "from the server\n"

@@ -1,6 +1,7 @@
 """A session runs the calls of its answers, keeps them, and takes their writes back."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,6 +79,78 @@ def test_a_call_runs_after_consent_and_its_result_is_sent_back(tmp_path: Path) -
     run(stage_of(tmp_path, answers), play)
 
 
+def test_a_call_that_is_only_described_is_made_next(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        chat.session.tools.consent = ScriptedConsent()
+        outcome = await chat.session.ask("What is in a.txt?")
+        assert outcome.node is not None
+        assert outcome.node.message.content == "It says alpha."
+        first, second, third = map(prompt, chat.stage.engine.requests)
+        assert (first.tool_choice, second.tool_choice, third.tool_choice) == (
+            "auto",
+            "read_file",
+            "auto",
+        )
+        assert second.continue_last
+        called = chat.session.conversation.path()[1].message
+        assert called.content == "You can use read_file."
+        assert [call.name for call in called.tool_calls] == ["read_file"]
+        await chat.session.tools.close()
+
+    described = told("You can use read_file.")
+    answers = [described, calling("read_file", path="a.txt"), told("It says alpha.")]
+    run(stage_of(tmp_path, answers), play)
+
+
+def test_a_call_that_is_described_after_a_failed_one_is_made_too(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        chat.session.tools.consent = ScriptedConsent()
+        outcome = await chat.session.ask("What is in b.txt?")
+        assert outcome.node is not None
+        assert outcome.node.message.content == "Call read_file again."
+        choices = [prompt(request).tool_choice for request in chat.stage.engine.requests]
+        # After a call that succeeds, the answer stands.
+        assert choices == ["auto", "auto", "list_folder", "auto"]
+        await chat.session.tools.close()
+
+    answers = [
+        calling("read_file", path="b.txt"),
+        told("Call list_folder."),
+        calling("list_folder"),
+        told("Call read_file again."),
+    ]
+    run(stage_of(tmp_path, answers), play)
+
+
+def test_an_answer_after_the_last_round_is_in_words(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        chat.session.tools.consent = ScriptedConsent()
+        await chat.session.ask("What is in a.txt?")
+        first, second = chat.stage.engine.requests
+        assert first.grammar is None
+        assert prompt(second).tool_choice == "none"
+        assert second.grammar is not None
+        pattern = re.compile(second.grammar.source)
+        assert pattern.fullmatch("It says alpha.\nThat is all {of it}.")
+        for call in ('{"name": "read_file"}', "<tool_call>", "```json\n{}", "[{}]"):
+            assert not pattern.fullmatch(call)
+        await chat.session.tools.close()
+
+    stage = stage_of(tmp_path, [calling("read_file", path="a.txt"), told("alpha")])
+    stage.changes["tool_rounds"] = "1"
+    run(stage, play)
+
+
+def test_a_tool_that_the_user_names_may_be_explained(tmp_path: Path) -> None:
+    async def play(chat: Chat) -> None:
+        outcome = await chat.session.ask("What does read_file do?")
+        assert outcome.node is not None
+        assert len(chat.stage.engine.requests) == 1
+        await chat.session.tools.close()
+
+    run(stage_of(tmp_path, [told("The tool read_file reads a file.")]), play)
+
+
 def test_calls_and_results_are_kept_in_the_history_and_exported(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         history = History.open(tmp_path / "history.sqlite3")
@@ -115,7 +188,7 @@ def test_undo_restores_the_files_of_every_branch_byte_by_byte(tmp_path: Path) ->
         assert (tmp_path / "work" / "new" / "b.txt").exists()
         reply = CommandRunner(chat.session, "line").run("/undo")
         assert isinstance(reply, QuestionUndone)
-        assert "restored: " in reply.hint
+        assert chat.session.restored == "restored: new/b.txt, a.txt"
         assert file.read_text() == "alpha\n"
         assert [path.name for path in (tmp_path / "work").iterdir()] == ["a.txt"]
         await chat.session.tools.close()

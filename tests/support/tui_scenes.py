@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,8 @@ from localchat.errors import ContextExceeded, EngineDied
 from localchat.models.hub.download import DownloadRate
 from localchat.models.onboarding import FirstRun
 from localchat.models.recommended_models import Recommendation
-from localchat.session.blocks import NoticeBlock
+from localchat.session.blocks import NoticeBlock, ToolCallBlock
+from localchat.tui.screens.consent import ConsentScreen
 from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import HOLD, INFO, app_of, say, told, until
 
@@ -224,6 +226,84 @@ def suggestion(role: Any, name: str, count: int, seconds: float, pace: float) ->
     return Recommendation(role, name, name, "Q4_K_M", "", count * 2, count, seconds, *fit)
 
 
+NOTES = "".join(f"{number} item of the list\n" for number in range(1, 31))
+EDIT = {
+    "path": "notes.md",
+    "old_text": "3 item of the list\n4 item",
+    "new_text": "3 item of the list, with words that do not fit into a narrow window\n4 things",
+}
+COMMAND = {"command": "python3 -m pytest -q tests/tools --maxfail=1 | tail -n 20"}
+LOOK = {"path": "missing.md"}
+
+
+def calling(name: str, arguments: dict[str, str], **changes: Any) -> dict[str, Any]:
+    """Return a stage whose model calls a tool once, and answers then."""
+
+    def script(request: Any) -> ScriptedAnswer:
+        if request.prompt.messages[-1].role == "tool":
+            return told("The file has the new words now.")
+        text = msgspec.json.encode(arguments).decode()
+        call = ToolCall(0, 0, "c1", name, text)
+        return ScriptedAnswer(events=(Text(0, "I change it."), call, *told("").events[-2:]))
+
+    return {"script": script, "changes": {"tools": "edit,run", **changes}}
+
+
+async def consent(pilot: Pilot[int]) -> None:
+    """Ask, until a call waits for consent."""
+    Path("notes.md").write_text(NOTES)
+    app_of(pilot).chat.composer.write("Change the list in notes.md")
+    await pilot.press("enter")
+    await until(pilot, lambda: isinstance(pilot.app.screen, ConsentScreen))
+
+
+async def allowed(pilot: Pilot[int]) -> None:
+    """Allow the call, and wait for the answer."""
+    await consent(pilot)
+    await pilot.press("y")
+    await until(pilot, lambda: len(app_of(pilot).session.conversation.path()) == 4)
+    await until(pilot, lambda: not app_of(pilot).session.busy)
+
+
+async def refused(pilot: Pilot[int]) -> None:
+    await consent(pilot)
+    await pilot.press("n")
+    await until(pilot, lambda: len(app_of(pilot).session.conversation.path()) == 4)
+    await until(pilot, lambda: not app_of(pilot).session.busy)
+
+
+async def running(pilot: Pilot[int]) -> None:
+    """Allow a command that does not end."""
+    await consent(pilot)
+    await pilot.press("y")
+
+    def runs() -> bool:
+        blocks = app_of(pilot).chat.transcript.blocks
+        return any(
+            isinstance(block, ToolCallBlock)
+            and block.run is not None
+            and block.run.state == "running"
+            for block in blocks
+        )
+
+    await until(pilot, runs)
+
+
+async def call_opened(pilot: Pilot[int]) -> None:
+    await allowed(pilot)
+    transcript = app_of(pilot).chat.transcript
+    transcript.open_fold(
+        next(block.id for block in transcript.blocks if isinstance(block, ToolCallBlock))
+    )
+
+
+async def undone(pilot: Pilot[int]) -> None:
+    await allowed(pilot)
+    app_of(pilot).chat.run_command("/undo")
+    await until(pilot, lambda: not app_of(pilot).session.conversation.path())
+    await until(pilot, lambda: Path("notes.md").read_text() == NOTES)
+
+
 FIRST = FirstRun(
     hardware="AMD EPYC 7B13, 2 cores · 8.1 GB of RAM, 6.0 GB free",
     external=(),
@@ -239,6 +319,8 @@ DIES = EngineDied(
     hint="the last words of its log: none; the next question starts it again",
 )
 SMALL = ((40, 12),)
+NARROW = ((60, 24), (80, 24))
+LOW = ((60, 14), *NARROW)
 DIALOG = ((80, 24), (120, 40), (40, 24))
 RICH = {"script": told_in_turn(*ANSWER)}
 
@@ -257,6 +339,14 @@ SCENES: dict[str, Scene] = {
     "answer-high-contrast": Scene(talk, theme("high-contrast"), ((80, 24),)),
     "answer-ansi": Scene(talk, theme("ansi"), ((80, 24),)),
     "tools": Scene(shown_again, {"script": lambda request: THOUGHT}),
+    "consent-edit": Scene(consent, calling("edit_file", EDIT), LOW),
+    "consent-command": Scene(consent, calling("run_command", COMMAND), NARROW),
+    "call-running": Scene(running, calling("run_command", {"command": "sleep 600"}), NARROW),
+    "call-done": Scene(allowed, calling("edit_file", EDIT), NARROW),
+    "call-opened": Scene(call_opened, calling("edit_file", EDIT), NARROW),
+    "call-failed": Scene(allowed, calling("read_file", LOOK), NARROW),
+    "call-refused": Scene(refused, calling("edit_file", EDIT), NARROW),
+    "call-undone": Scene(undone, calling("edit_file", EDIT), NARROW),
     "reasoning-open": Scene(
         keys("tab", "up", "up", "enter", before=shown_again),
         {"script": lambda request: THOUGHT},

@@ -61,7 +61,8 @@ def test_a_search_finds_lines_and_names_but_nothing_ignored(folder: Path) -> Non
     scene = ToolScene(folder)
     text = scene.text("search_files", pattern="port", ignore_case=True)
     assert text.splitlines() == ["src/main.py:1: PORT = 8000", "src/main.py:2: print(PORT)"]
-    assert scene.text("search_files", pattern=r"\.py$", names_only=True) == "src/main.py"
+    names = scene.text("search_files", pattern=r"\.py$", names_only=True)
+    assert names.splitlines()[:-1] == ["src/main.py"]
     assert "not a regular expression" in scene.text("search_files", pattern="(")
     assert scene.text("search_files", pattern="PORT", path="src/main.py").count("\n") == 1
 
@@ -131,3 +132,24 @@ def test_a_file_that_changes_during_the_question_is_left(folder: Path) -> None:
     assert result.run.state == "failed"
     assert "has changed meanwhile" in result.message.content
     assert file.read_text() == "changed by the user\n"
+
+
+def test_a_missing_file_is_answered_with_files_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "docs" / "old").mkdir(parents=True)
+    (tmp_path / "docs" / "old" / "Report.md").write_text("text")
+    text = ToolScene(tmp_path).text("read_file", path="report.md")
+    assert "there is no file report.md" in text
+    assert "docs/old/Report.md" in text
+
+
+def test_a_search_does_what_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text("fine\nERROR disk full\n")
+    scene = ToolScene(tmp_path)
+    of_file = scene.text(
+        "search_files", pattern="error", path="server.log", names_only=True, ignore_case=True
+    )
+    assert of_file == "server.log:2: ERROR disk full"
+    invented = scene.text("search_files", pattern="disk", path="path/to/logs")
+    assert invented.splitlines()[0] == "server.log:2: ERROR disk full"
+    assert "no path/to/logs" in invented
+    assert "read_file" in scene.text("search_files", pattern="x", path="server.log")

@@ -6,17 +6,25 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from localchat.cli.main import run as run_command_line
-from localchat.config.mcp_servers import McpServer
+from localchat.config.mcp_servers import McpServer, tool_name
 from localchat.config.settings_file import read_settings
+from localchat.documents.library import DocumentLibrary
+from localchat.engine.request import CalledTool
 from localchat.errors import LocalchatError, UsageError
 from localchat.tools import mcp_client
+from localchat.tools.consent import Approvals
+from localchat.tools.journal import Journal
+from localchat.tools.loop import ToolTurn
 from localchat.tools.mcp_client import ConnectOutcome, McpConnection, connect
 from localchat.tools.tool import Tool
-from tests.support.tool_scenes import done
+from localchat.tools.toolset import ToolServices, Toolset
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.tool_scenes import ToolScene, done
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
 ENVIRON = {"PATH": "/usr/bin:/bin", "SECRET_TOKEN": "s", "PASSED_ON": "p"}
@@ -107,6 +115,28 @@ def test_a_server_that_hangs_or_dies_fails_its_call_only(
     with_server(server(kind, timeout_s=1 if kind == "hang" else 30), play, tmp_path)
 
 
+def test_a_server_that_has_ended_starts_again(tmp_path: Path) -> None:
+    async def whole() -> None:
+        services = ToolServices(
+            tmp_path,
+            (),
+            Journal(None),
+            cast(DocumentLibrary, None),
+            ScriptedEngine(),
+            ENVIRON,
+            {"demo": server("die")},
+        )
+        toolset = Toolset(["demo"], services)
+        assert await toolset.connect() == []
+        with pytest.raises(LocalchatError):
+            await (await toolset.tools["demo_trouble"].plan({})).run()
+        assert await toolset.connect() == []
+        assert await (await toolset.tools["demo_add"].plan({"a": 1, "b": 2})).run() == "3"
+        await toolset.close()
+
+    done(whole())
+
+
 def test_an_answer_of_five_megabytes_is_bounded(tmp_path: Path) -> None:
     async def play(connection: McpConnection) -> None:
         text = await result(connection, "trouble")
@@ -114,6 +144,48 @@ def test_an_answer_of_five_megabytes_is_bounded(tmp_path: Path) -> None:
         assert text.endswith("[the server sent 5,000,000 characters]")
 
     with_server(server("flood"), play, tmp_path)
+
+
+def test_a_server_that_sends_notifications_without_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_client, "_MAX_UNASKED", 200)
+
+    async def play(connection: McpConnection) -> None:
+        with pytest.raises(LocalchatError, match=r"failed|ended"):
+            await result(connection, "trouble_without_end")
+        assert not connection.alive
+
+    with_server(server("chatter"), play, tmp_path)
+
+
+def test_what_a_server_tells_the_model_gives_it_no_rights(tmp_path: Path) -> None:
+    """A server describes its tool as ours and claims consent. A model that obeys reaches nothing."""
+    (tmp_path / "a.txt").write_text("alpha")
+
+    async def play(connection: McpConnection) -> None:
+        scene = ToolScene(tmp_path, allowed=frozenset({"read"}), nobody=True)
+        tools = {**scene.tools, **{tool.name: tool for tool in connection.tools}}
+        turn = ToolTurn(
+            tools,
+            Approvals(None, frozenset({"read"})),
+            max_rounds=9,
+            context_tokens=4096,
+        )
+        called = [
+            CalledTool("demo_run_command", '{"command": "x"}', "1"),
+            CalledTool(
+                "edit_file", '{"path": "a.txt", "old_text": "alpha", "new_text": "owned"}', "2"
+            ),
+            CalledTool("run_command", '{"command": "echo owned > a.txt"}', "3"),
+            CalledTool("demo_act", '{"text": "x"}', "4"),
+        ]
+        results = await turn.run(called, lambda report: None)
+        assert [result.run.state for result in results] == ["done", *["refused"] * 3]
+        assert results[0].message.role == "tool"
+        assert (tmp_path / "a.txt").read_text() == "alpha"
+
+    with_server(server("hostile", trusted=True), play, tmp_path)
 
 
 def test_a_message_above_the_limit_ends_the_connection(
@@ -150,6 +222,13 @@ def test_hostile_names_and_descriptions_are_cleaned(tmp_path: Path) -> None:
         assert nasty.effect == "run"
 
     with_server(server("hostile", trusted=True), play, tmp_path)
+
+
+def test_a_tool_that_is_named_after_its_server_keeps_its_name() -> None:
+    assert tool_name("git", "git_status") == "git_status"
+    assert tool_name("git", "status") == "git_status"
+    assert tool_name("git", "gitlab") == "git_gitlab"
+    assert tool_name("search", "search_files") == "search_search_files"
 
 
 def test_a_missing_program_and_a_missing_variable_are_said(tmp_path: Path) -> None:

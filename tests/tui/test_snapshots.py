@@ -4,6 +4,7 @@ start: the window is made larger in between, as a person does."""
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pytest_textual_snapshot import (  # type: ignore[import-untyped]
@@ -12,7 +13,8 @@ from pytest_textual_snapshot import (  # type: ignore[import-untyped]
 )
 from syrupy.assertion import SnapshotAssertion
 
-from localchat.tui.screens import history, models
+from localchat.tools import command, loop
+from localchat.tui.screens import consent, history, models
 from tests.support.tui_scenes import SCENES
 from tests.support.tui_stage import GB, Stage
 
@@ -27,6 +29,10 @@ def kept(name: str, size: str) -> str:
     return str(normalize_svg(path.read_text("utf-8"))) if path.exists() else ""
 
 
+async def _isolated(isolation: command.Isolation) -> tuple[str, ...]:
+    return ("env",)
+
+
 @pytest.fixture(autouse=True)
 def _fixed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine, the day and the ids are the same every time."""
@@ -34,6 +40,10 @@ def _fixed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "moment", lambda unix_s: "2026-11-21 12:00")
     monkeypatch.setattr(history, "_when", lambda seconds: "3 min")
     monkeypatch.setattr(history, "_short", lambda id_: "01a1fec52270")
+    # Calls take no time, commands are isolated, and keys need no pause before them.
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(command.Isolation, "prefix", _isolated)
+    monkeypatch.setattr(consent, "_CALM_S", 0.0)
 
 
 @pytest.mark.parametrize("name", SCENES)

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ EDIT = ConsentRequest(
     "write",
     "edit notes.md",
     "--- notes.md\n+++ notes.md\n@@ -1 +1 @@\n-from 9\n+from 8\x1b[2J",
-    "allow all edits of notes.md",
+    "all edits of notes.md",
 )
 
 
@@ -83,6 +84,27 @@ def test_keys_of_somebody_who_still_types_are_no_answer(
         asked.cancel()
         await asyncio.wait([asked])
         await until(pilot, lambda: not isinstance(pilot.app.screen, consent.ConsentScreen))
+
+    play(Stage(tmp_path), steps)
+
+
+def test_a_key_after_a_pause_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(consent, "_CALM_S", 0.7)
+    monkeypatch.setattr(consent, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    async def steps(pilot: Pilot[int]) -> None:
+        for keys, decision in ((("y",), "once"), (("down", "enter"), "session")):
+            asked = asyncio.create_task(ScreenConsent(pilot.app).ask(EDIT))
+            await until(pilot, lambda: isinstance(pilot.app.screen, consent.ConsentScreen))
+            clock.now += 0.1
+            await pilot.press("o", "y", "enter")
+            clock.now += 0.3
+            await pilot.press("y")
+            assert not asked.done()
+            clock.now += 1.0
+            await pilot.press(*keys)
+            assert await asked == decision
 
     play(Stage(tmp_path), steps)
 

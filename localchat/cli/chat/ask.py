@@ -114,16 +114,16 @@ def _converse(
     """Open the screen. Use the line mode with `-i`, or if the terminal cannot show the screen."""
     from localchat.tui.launch import can_show, launch
 
+    allowed: frozenset[Effect] = frozenset({"read"} if options.yes else ())
     screen = not setup.settings.screen_reader and can_show(setup.app.environ)
     if not first and not options.interactive and screen:
         from localchat.cli.chat.session_context import session_context
 
-        return launch(*session_context(setup), conversation)
+        return launch(*session_context(setup), conversation, allowed)
     gc_control.resume_gc()
     from localchat.cli.chat.line_input import open_keyboard
     from localchat.cli.chat.repl import chat
 
-    allowed: frozenset[Effect] = frozenset({"read"} if options.yes else ())
     keyboard = open_keyboard(setup.terminal)
     return chat(setup, keyboard.read, conversation, first, allowed=allowed)
 

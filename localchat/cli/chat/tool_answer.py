@@ -17,7 +17,7 @@ from localchat.cli.chat.terminal_consent import open_consent
 from localchat.cli.resolve import Setup, opened_engine
 from localchat.cli.signals import deferred, terminate_gracefully
 from localchat.config.settings_file import read_settings
-from localchat.engine.interface import Engine
+from localchat.engine.interface import EngineInfo
 from localchat.errors import AnswerCut, ExitCode, LocalchatError, UsageError
 from localchat.history.store import History
 from localchat.tools.toolset import parse_groups
@@ -64,12 +64,14 @@ def answer_with_tools(
             )
             try:
                 outcome = repl.ask_once(question)
+                # Before the end of the block, because an attached engine knows nothing once it is closed.
+                info = engine.info()
             finally:
                 repl.close()
     if outcome.error is not None:
         raise outcome.error
     if outcome.node is not None and prints_whole:
-        _print(setup, options, conversation, outcome.node, engine)
+        _print(setup, options, conversation, outcome.node, info)
     if outcome.end == "stopped":
         return ExitCode.INTERRUPTED
     if options.require_complete and outcome.node and ended_early(outcome.node.end):
@@ -95,7 +97,7 @@ def _check(setup: Setup, options: AskOptions) -> None:
 
 
 def _print(
-    setup: Setup, options: AskOptions, conversation: Conversation, node: Node, engine: Engine
+    setup: Setup, options: AskOptions, conversation: Conversation, node: Node, info: EngineInfo
 ) -> None:
     text = node.message.content
     if options.extract:
@@ -114,7 +116,7 @@ def _print(
             answer.ends[0] = node.end
         if node.metrics is not None:
             answer.done = node.metrics.done
-        fields = report(answer, engine.info(), 1, {0: text})
+        fields = report(answer, info, 1, {0: text})
         fields["tool_calls"] = _calls(conversation)
         text = msgspec.json.encode(fields).decode()
     setup.terminal.answer(text)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from localchat.cli.resolve import Setup
+    from localchat.config.mcp_servers import McpServer
     from localchat.config.paths import Paths
     from localchat.engine.interface import EngineInfo
     from localchat.pool.entry import ModelStatus
@@ -82,6 +83,16 @@ _EDITOR_S = 2 * 3600
     help="Offer indexed documents to clients as MODEL@NAME. Repeatable.",
 )
 @click.option(
+    "--mcp",
+    "mcp_names",
+    multiple=True,
+    metavar="NAME",
+    help=(
+        "Offer an MCP server of `config mcp list` to clients of the Responses API, which may call "
+        "its tools. Repeatable."
+    ),
+)
+@click.option(
     "--longest",
     type=click.IntRange(1, 1_000_000_000),  # the engine accepts no more
     metavar="TOKENS",
@@ -139,6 +150,7 @@ def command(
     allow_fetch: bool,
     no_loop_guard: bool,
     documents: tuple[str, ...],
+    mcp_names: tuple[str, ...],
     longest: int | None,
     parallel: int | None,
     private: bool,
@@ -150,6 +162,8 @@ def command(
     Clients connect to http://127.0.0.1:8114/v1 as to OpenAI's API. MODEL is a name or the path of a GGUF file.
     The default is the model that answers prompts. Ctrl+C ends the server.
     """
+    from dataclasses import replace
+
     from localchat.cli.resolve import resolve_setup
     from localchat.server.config import ServerConfig, ServerLimits
     from localchat.server.middleware.security import checked_names, checked_origins, read_keys
@@ -167,7 +181,9 @@ def command(
         keys = read_keys(api_key_file, setup.app.environ)
         sockets = _bound(setup, host, port)
     addresses = [str(socket.getsockname()[0]) for socket in sockets]
-    limits = ServerLimits(answer_tokens=longest) if longest else ServerLimits()
+    limits = ServerLimits(tool_rounds=setup.settings.tool_rounds)
+    if longest:
+        limits = replace(limits, answer_tokens=longest)
     config = ServerConfig(
         hosts=frozenset((*names, *_names(host, addresses))),
         any_address="0.0.0.0" in addresses or "::" in addresses,  # noqa: S104 - the user requested it
@@ -179,6 +195,8 @@ def command(
         allow_fetch=allow_fetch,
         documents=_documents(setup, documents),
         documents_folder=open_library(setup.app).folder,
+        mcp_servers=_mcp_servers(setup, mcp_names),
+        environ=setup.app.environ,
         limits=limits,
     )
     try:
@@ -199,6 +217,22 @@ def _documents(setup: "Setup", words: "Sequence[str]") -> tuple[str, ...]:
     for name in names:
         library.open(name).close()
     return tuple(names)
+
+
+def _mcp_servers(setup: "Setup", names: "Sequence[str]") -> "tuple[McpServer, ...]":
+    """Return the configured MCP servers of these names. Raises UsageError for one that does not exist."""
+    from localchat.config.settings_file import read_settings
+
+    if not names:
+        return ()
+    servers = read_settings(setup.paths.settings_file).mcp_servers
+    for name in names:
+        if name not in servers:
+            raise UsageError(
+                f"--mcp {name}: there is no MCP server of this name",
+                hint=f"there are {', '.join(servers)}" if servers else "localchat config mcp add",
+            )
+    return tuple(servers[name] for name in dict.fromkeys(names))
 
 
 def _print_unit(ctx: click.Context, setup: "Setup", manager: str) -> None:
@@ -374,6 +408,9 @@ def _announce(
     notify(context_line(info))
     if room := room_line(info):
         notify(room)
+    if config.mcp_servers:
+        names = ", ".join(server.name for server in config.mcp_servers)
+        notify(f"clients of /v1/responses may call the tools of the MCP servers {names}")
     notify(f"serving on {base}; Ctrl+C ends it. Try it:")
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
     notify(

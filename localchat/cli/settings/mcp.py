@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
@@ -14,6 +15,9 @@ from localchat.config.mcp_servers import McpServer, as_table
 from localchat.config.paths import find_paths
 from localchat.errors import ExitCode, UsageError
 from localchat.sanitize import sanitize, sanitize_line
+
+_MAX_ABOUT: Final = 100
+"""Characters of a tool's description that `test` shows."""
 
 
 @click.group("mcp", cls=DefaultGroup, invoke_without_command=True)
@@ -118,13 +122,17 @@ async def _tried(server: McpServer, app: AppContext) -> tuple[list[str], tuple[s
     connection = outcome.connection
     if connection is None:
         return [], outcome.problems
-    lines = [
-        f"{tool.name}  {sanitize(tool.description).partition(chr(10))[0]}"
-        for tool in connection.tools
-    ]
+    lines = [f"{tool.name}  {_first_line(tool.description)}" for tool in connection.tools]
     lines += [f"prompt {sanitize_line(prompt)}" for prompt in connection.prompts]
     await connection.close()
     return lines or ["the server has no tools"], outcome.problems
+
+
+def _first_line(description: str) -> str:
+    line = sanitize_line(sanitize(description).strip().partition("\n")[0])
+    if len(line) > _MAX_ABOUT:
+        return f"{line[:_MAX_ABOUT].rstrip()}…"
+    return line
 
 
 def _servers(app: AppContext) -> dict[str, McpServer]:

@@ -92,11 +92,11 @@ def free_rules(
     lead = syntax.begin + syntax.head
     tag = next((tag for tag in family.opens if lead.startswith(tag)), "")
     call = _rest(family, markup, many=many)
+    bare_calls, bare_lines = _bare_calls(family, tools, anywhere=bool(tag))
     if not tag:
-        # A bare object is a call only at the very start.
-        return [*lines, f"free: /[^{{](.|\\n)*/ | {_terms(markup, lead)} {call}"]
+        # Without a tag, only an object that begins like a call is one, and only at the very start.
+        return [*lines, f"free: {' | '.join([*bare_calls, TEXT])}", *bare_lines]
     repeated = "*" if many and family.parallel else "?"
-    bare_calls, bare_lines = _bare_calls(family, tools)
     tagged = f"opening {_terms(markup, lead[len(tag) :])} {call}"
     return [
         *lines,
@@ -107,19 +107,25 @@ def free_rules(
     ]
 
 
-def _bare_calls(family: ToolCallFamily, tools: Sequence[ToolSpec]) -> tuple[list[str], list[str]]:
+def _bare_calls(
+    family: ToolCallFamily, tools: Sequence[ToolSpec], *, anywhere: bool
+) -> tuple[list[str], list[str]]:
     """Return calls without a tag, which small models write, as terms and the rules that they need.
 
-    Such a call begins where an object names an offered tool before its arguments.
+    Such a call begins where an object names an offered tool before its arguments. Every other object is text.
+    `anywhere`: also after a text, not only at the start of the answer.
     """
     if not family.untagged or '"name": "' not in family.syntax.head:
         return [], []
     terms = []
     lines = []
+    before = r"\s*"
+    if anywhere:
+        before = r"(.|\n)*"
     for index, tool in enumerate(tools):
         name = pattern(tool.name)
         # The lazy text ends at the colon. White space after it would never be part of it.
-        start = rf'/(.|\n)*\{{\s*"name":\s*"{name}",\s*"(arguments|parameters)":/'
+        start = rf'/{before}\{{\s*"name":\s*"{name}",\s*"(arguments|parameters)":/'
         lines.append(f"bare_{index}[lazy]: {start}")
         terms.append(rf"bare_{index} (/\s+/)? arguments_{index} /\s*\}}/")
     return terms, lines

@@ -16,6 +16,7 @@ from localchat.server.chat.content_blocks import (
     BlockDelta,
     BlockEvent,
     BlockOpened,
+    BlockOutcome,
     CollectedAnswer,
     ContentBlock,
     ContentBlocks,
@@ -160,6 +161,8 @@ def _block_event(change: BlockEvent) -> bytes:
             if block.kind == "reasoning":
                 return _delta(index, "signature_delta", "signature", _SIGNATURE) + stop
             return stop
+        case BlockOutcome():
+            return b""  # this protocol's tools run at the client
 
 
 def _delta(index: int, kind: str, field: str, piece: str) -> bytes:

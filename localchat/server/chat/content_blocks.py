@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from localchat.engine.events import Reasoning, Text, TokenLogprob, ToolCall
-from localchat.server.generation import ChoiceEnd, OutputEvent, PromptEcho
+from localchat.server.generation import ChoiceEnd, OutputEvent, PromptEcho, ToolOutcome
 
 BlockKind: TypeAlias = Literal["text", "reasoning", "call"]
 
@@ -32,6 +32,8 @@ class ContentBlock:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     complete: bool = True
     """False if the token limit cut off the block."""
+    outcome: ToolOutcome | None = None
+    """Outcome of a call that this server has run."""
 
     @property
     def text(self) -> str:
@@ -62,7 +64,14 @@ class BlockClosed:
     block: ContentBlock
 
 
-BlockEvent: TypeAlias = BlockOpened | BlockDelta | BlockClosed
+@dataclass(frozen=True, slots=True)
+class BlockOutcome:
+    """A call of a closed block has run on this server."""
+
+    block: ContentBlock
+
+
+BlockEvent: TypeAlias = BlockOpened | BlockDelta | BlockClosed | BlockOutcome
 
 
 class ContentBlocks:
@@ -107,11 +116,16 @@ class ContentBlocks:
                 return self._begin(ContentBlock(number, "call", event.call, event.id, event.name))
             case ToolCall():
                 return [self._append(self._call(event.call), event.arguments)]
+            case ToolOutcome(call=call):
+                changes = self._close()
+                block = self._call(call)
+                block.outcome = event
+                return [*changes, BlockOutcome(block)]
             case PromptEcho(tokens=tokens):
                 self.prompt = tokens
             case ChoiceEnd(reason=reason):
                 self.end = event
-                changes: list[BlockEvent] = []
+                changes = []
                 if not self.blocks:
                     changes = self._extend("text", "")
                 if self._open is not None:

@@ -28,6 +28,7 @@ from localchat.server.generation import (
     PromptEcho,
     PromptProgress,
     Reason,
+    ToolOutcome,
 )
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
@@ -127,7 +128,7 @@ class ChatFormatter(ChunkFormatter):
 
     def event(self, event: OutputEvent) -> bytes:
         # Without custom tools, arguments are sent as they arrive.
-        if self.custom and not isinstance(event, PromptEcho | PromptProgress):
+        if self.custom and not isinstance(event, PromptEcho | PromptProgress | ToolOutcome):
             return self._custom_event(event)
         return self._plain_event(event)
 
@@ -179,8 +180,8 @@ class ChatFormatter(ChunkFormatter):
                 return self._role(choice) + self.end_event(choice, end)
             case PromptProgress():
                 return sse_event(self.header.chunk([], progress=event.as_json()))
-            case PromptEcho():
-                return b""
+            case PromptEcho() | ToolOutcome():
+                return b""  # this protocol has no place for them
 
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]

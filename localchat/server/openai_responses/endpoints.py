@@ -1,18 +1,22 @@
 """POST /v1/responses: answer with numbered events, or with one object."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Usage
+from localchat.engine.request import Messages
 from localchat.server.chat.content_blocks import (
     BlockClosed,
     BlockDelta,
     BlockEvent,
     BlockOpened,
+    BlockOutcome,
     CollectedAnswer,
     ContentBlock,
     ContentBlocks,
@@ -22,11 +26,27 @@ from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import chat_logprobs
 from localchat.server.chat.media import translate
 from localchat.server.chat.request import engine_request
+from localchat.server.chat.template_variants import template_variants
 from localchat.server.errors import ApiError
 from localchat.server.fields import note_ignored
-from localchat.server.generation import Generation, OutputEvent, PromptProgress
+from localchat.server.generation import (
+    Generation,
+    GenerationSpec,
+    OutputEvent,
+    PromptProgress,
+)
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
+from localchat.server.mcp_servers import OfferedMcpServers
+from localchat.server.openai_responses.mcp import (
+    McpListing,
+    McpRequest,
+    McpServerTools,
+    McpTools,
+    check_mcp_tools,
+    open_tools,
+    server_tools,
+)
 from localchat.server.openai_responses.protocol import ResponsesBody
 from localchat.server.openai_responses.requests import ToolName, as_chat, with_own_field_names
 from localchat.server.openai_responses.response_object import (
@@ -34,7 +54,6 @@ from localchat.server.openai_responses.response_object import (
     ResponseObject,
     Status,
     final_status,
-    item_id,
     summary_part,
     text_part,
 )
@@ -48,16 +67,25 @@ _DELTAS = {"reasoning": "reasoning_summary_text", "call": "function_call_argumen
 
 async def responses(request: Request) -> ASGIApp:
     """Validate the request; GenerationResponse answers it."""
-    config = service_of(request).config
+    service = service_of(request)
+    config = service.config
     body = await read_json(request, ResponsesBody, config.limits, with_media=True)
     translated = await translate(request, lambda media: as_chat(body, media))
     note_ignored(request.scope, translated.ignored)
+    check_mcp_tools(translated.mcp, service.mcp.names)
     try:
         prompt = engine_request(translated.chat, config.limits, client_of(request))
     except ApiError as error:
         raise with_own_field_names(error) from error
     endpoint = ResponsesEndpoint(
-        translated.chat, prompt, config.loop_guard, body, translated.tool_names
+        translated.chat,
+        prompt,
+        config.loop_guard,
+        body,
+        translated.tool_names,
+        translated.mcp,
+        service.mcp,
+        config.limits.tool_rounds,
     )
     return GenerationResponse(request, endpoint)
 
@@ -69,10 +97,35 @@ class ResponsesEndpoint(ConversationEndpoint):
     body: ResponsesBody
     tool_names: Mapping[str, ToolName]
     """See ResponsesChat."""
+    mcp: McpRequest
+    servers: OfferedMcpServers
+    max_rounds: int
+
+    async def spec(self, lease: AsyncLease) -> GenerationSpec:
+        if not self.mcp.tools:
+            return await ConversationEndpoint.spec(self, lease)
+        prompt = self.request.prompt
+        assert isinstance(prompt, Messages)
+        tools, prompt = await server_tools(
+            self.mcp,
+            await open_tools(self.mcp, self.servers),
+            prompt,
+            self.max_rounds,
+            lease.info.context_tokens,
+            partial(template_variants, lease),
+        )
+        offered = dataclasses.replace(
+            self, request=msgspec.structs.replace(self.request, prompt=prompt)
+        )
+        spec = await ConversationEndpoint.spec(offered, lease)
+        return dataclasses.replace(spec, tools=tools)
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "ResponsesFormatter":
         model = self.model or lease.name
-        return ResponsesFormatter(ResponseObject(model, self.body, self.tool_names))
+        mcp = McpTools()
+        if isinstance(generation.spec.tools, McpServerTools):
+            mcp = generation.spec.tools.mcp
+        return ResponsesFormatter(ResponseObject(model, self.body, self.tool_names, mcp))
 
 
 class ResponsesFormatter:
@@ -85,12 +138,33 @@ class ResponsesFormatter:
         self._response = response
         self._blocks = ContentBlocks()
         self._item_ids: dict[int, str] = {}
-        self._items_done: list[Json] = []
+        self._items_done: dict[int, Json] = {}
+        """Items by their index in the output. Calls that run together may end in any order."""
         self._sequence_number = 0
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
         created = self._response.as_json("in_progress")
-        return self._event("response.created", response=created) + self.heartbeat()
+        events = self._event("response.created", response=created) + self.heartbeat()
+        for index, listing in enumerate(self._response.mcp.listings):
+            events += self._listing_events(index, listing)
+        return events
+
+    def _listing_events(self, index: int, listing: McpListing) -> bytes:
+        position = {"item_id": listing.id, "output_index": index}
+        state = "completed"
+        if listing.error is not None:
+            state = "failed"
+        item = listing.item()
+        self._items_done[index] = item
+        added = item | {"tools": [], "error": None}
+        return b"".join(
+            (
+                self._event("response.output_item.added", output_index=index, item=added),
+                self._event("response.mcp_list_tools.in_progress", **position),
+                self._event(f"response.mcp_list_tools.{state}", **position),
+                self._event("response.output_item.done", output_index=index, item=item),
+            )
+        )
 
     def event(self, event: OutputEvent) -> bytes:
         if isinstance(event, PromptProgress):
@@ -113,7 +187,10 @@ class ResponsesFormatter:
 
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
         (choice,) = answer.choices
-        output = [self._response.item(item_id(block), block) for block in choice.blocks]
+        output = [listing.item() for listing in self._response.mcp.listings]
+        output += [
+            self._response.item(self._response.item_id(block), block) for block in choice.blocks
+        ]
         status = final_status(choice.end)
         response = self._response.as_json(status, output, usage=usage)
         return msgspec.json.encode(response | self._response.timings(usage, done))
@@ -121,16 +198,23 @@ class ResponsesFormatter:
     def _current(
         self, status: Status, usage: Usage | None = None, error: ApiError | None = None
     ) -> Json:
-        return self._response.as_json(status, self._items_done, usage=usage, error=error)
+        items = [item for _, item in sorted(self._items_done.items())]
+        return self._response.as_json(status, items, usage=usage, error=error)
 
     def _event(self, kind: str, **fields: object) -> bytes:
         event = {"type": kind, "sequence_number": self._sequence_number, **fields}
         self._sequence_number += 1
         return named_event(kind.encode(), msgspec.json.encode(event))
 
+    def _output_index(self, block: ContentBlock) -> int:
+        return len(self._response.mcp.listings) + block.index
+
     def _item_event(self, block: ContentBlock, kind: str, **fields: object) -> bytes:
         """Return an event inside of an item. A message and a summary have one part each."""
-        position: Json = {"item_id": self._item_ids[block.index], "output_index": block.index}
+        position: Json = {
+            "item_id": self._item_ids[block.index],
+            "output_index": self._output_index(block),
+        }
         if block.kind == "text":
             position["content_index"] = 0
         elif block.kind == "reasoning":
@@ -146,24 +230,47 @@ class ResponsesFormatter:
                 return self._item_event(block, "output_text.delta", delta=piece, logprobs=logprobs)
             case BlockDelta(block) if self._is_custom(block):
                 return b""  # its text is a JSON string, and is sent once it is complete
+            case BlockDelta(block) if self._response.asks(block):
+                return b""
             case BlockDelta(block, piece):
-                return self._item_event(block, f"{_DELTAS[block.kind]}.delta", delta=piece)
+                kind = _DELTAS[block.kind]
+                if self._response.mcp_name(block) is not None:
+                    kind = "mcp_call_arguments"
+                return self._item_event(block, f"{kind}.delta", delta=piece)
             case BlockClosed(block):
                 return self._closed(block)
+            case BlockOutcome(block):
+                state = "completed"
+                if block.outcome is not None and block.outcome.error:
+                    state = "failed"
+                return self._item_event(block, f"mcp_call.{state}") + self._done(block)
 
     def _is_custom(self, block: ContentBlock) -> bool:
         return block.kind == "call" and self._response.tool_name(block).custom
 
+    def _added(self, block: ContentBlock, item: Json) -> bytes:
+        index = self._output_index(block)
+        return self._event("response.output_item.added", output_index=index, item=item)
+
+    def _done(self, block: ContentBlock) -> bytes:
+        item = self._response.item(self._item_ids[block.index], block)
+        index = self._output_index(block)
+        self._items_done[index] = item
+        return self._event("response.output_item.done", output_index=index, item=item)
+
     def _opened(self, block: ContentBlock) -> bytes:
-        id_ = self._item_ids[block.index] = item_id(block)
-        item = self._response.empty_item(id_, block)
-        added = self._event("response.output_item.added", output_index=block.index, item=item)
+        id_ = self._item_ids[block.index] = self._response.item_id(block)
+        if self._response.asks(block):
+            return b""
+        added = self._added(block, self._response.empty_item(id_, block))
         match block.kind:
             case "text":
                 return added + self._item_event(block, "content_part.added", part=text_part(None))
             case "reasoning":
                 part = summary_part("")
                 return added + self._item_event(block, "reasoning_summary_part.added", part=part)
+            case "call" if self._response.mcp_name(block) is not None:
+                return added + self._item_event(block, "mcp_call.in_progress")
             case "call":
                 return added
 
@@ -180,6 +287,11 @@ class ResponsesFormatter:
                 last = self._item_event(
                     block, "reasoning_summary_text.done", text=text
                 ) + self._item_event(block, "reasoning_summary_part.done", part=part)
+            case "call" if self._response.asks(block):
+                last = self._added(block, self._response.item(self._item_ids[block.index], block))
+            case "call" if self._response.mcp_name(block) is not None:
+                # The item is done once the call has run.
+                return self._item_event(block, "mcp_call_arguments.done", arguments=text)
             case "call" if self._is_custom(block):
                 input_ = input_of(block.text)
                 kind = "custom_tool_call_input"
@@ -189,6 +301,4 @@ class ResponsesFormatter:
                 name = self._response.tool_name(block).name
                 kind = "function_call_arguments.done"
                 last = self._item_event(block, kind, name=name, arguments=text)
-        item = self._response.item(self._item_ids[block.index], block)
-        self._items_done.append(item)
-        return last + self._event("response.output_item.done", output_index=block.index, item=item)
+        return last + self._done(block)

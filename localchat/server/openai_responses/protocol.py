@@ -9,7 +9,10 @@ from localchat.server.chat.structure import AnswerFields
 
 
 class InputItem(msgspec.Struct, frozen=True):
-    """Item of the conversation. The type determines its fields; a message may omit the type."""
+    """Item of the conversation. The type determines its fields; a message may omit the type.
+
+    Size: the protocol has many types of items.
+    """
 
     type: str | None = None
     role: str | None = None
@@ -21,10 +24,35 @@ class InputItem(msgspec.Struct, frozen=True):
     input: str | None = None
     call_id: str | None = None
     output: PartContent = None
+    id: str | None = None
+    server_label: str | None = None
+    """Server of an MCP item. The fields below belong to these items too."""
+    tools: Any = None
+    error: Any = None
+    approval_request_id: str | None = None
+    approve: bool | None = None
+    reason: str | None = None
+
+
+class McpToolFilter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Tools of an MCP server, by name and by whether the server declares them read-only."""
+
+    tool_names: list[str] | None = None
+    read_only: bool | None = None
+
+
+class McpApprovalRule(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Tools of an MCP server whose calls the client approves, always or never."""
+
+    always: McpToolFilter | None = None
+    never: McpToolFilter | None = None
 
 
 class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function, a `custom` tool with a `format`, or a namespace of functions."""
+    """A function, a `custom` tool, a namespace of functions, or an MCP server.
+
+    Size: the protocol has one object for all types.
+    """
 
     type: str
     name: str | None = None
@@ -33,6 +61,15 @@ class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):
     strict: bool | None = None
     format: dict[str, Any] | None = None
     tools: "list[ResponsesTool] | None" = None
+    server_label: str | None = None
+    allowed_tools: list[str] | McpToolFilter | None = None
+    require_approval: str | McpApprovalRule | None = None
+    server_description: str | None = None
+    server_url: str | None = None
+    connector_id: str | None = None
+    tunnel_id: str | None = None
+    authorization: str | None = None
+    headers: dict[str, Any] | None = None
 
 
 class ResponsesToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,6 +78,7 @@ class ResponsesToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     name: str | None = None
     namespace: str | None = None
+    server_label: str | None = None
     mode: str | None = None
     tools: "list[ResponsesToolChoice] | None" = None
 
@@ -77,6 +115,7 @@ class ResponsesBody(AnswerFields, frozen=True, kw_only=True):
     tools: list[ResponsesTool] | None = None
     tool_choice: str | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     max_output_tokens: int | None = None

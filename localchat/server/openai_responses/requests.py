@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from localchat.config.mcp_servers import tool_name
 from localchat.engine.attachments import Content
 from localchat.engine.request import CalledTool, Message
 from localchat.server.chat.custom_tools import PARAMETERS, arguments_of, description_of
@@ -15,6 +16,7 @@ from localchat.server.chat.request import ChatRequest
 from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, answer_fields
 from localchat.server.chat.tools import ChatTool, FunctionDefinition, ToolChoice
 from localchat.server.errors import ApiError, bad_request, missing_field
+from localchat.server.openai_responses.mcp import PENDING, ApprovedCall, McpRequest, error_text
 from localchat.server.openai_responses.protocol import (
     InputItem,
     ReasoningConfig,
@@ -24,8 +26,8 @@ from localchat.server.openai_responses.protocol import (
     TextFormat,
 )
 
-_CALLABLE: Final = ("function", "custom", "namespace")
-"""Types of tools that a client runs."""
+_CALLABLE: Final = ("function", "custom", "namespace", "mcp")
+"""Types of tools that a model can call here. The server runs those of `mcp`, and the client the others."""
 _LOGPROBS: Final = "message.output_text.logprobs"
 _FIELD_NAMES: Final = {
     "messages": "input",
@@ -59,6 +61,7 @@ class ResponsesChat(NamedTuple):
     chat: ChatRequest
     tool_names: Mapping[str, ToolName]
     """The client's names of its tools, by the names that the model sees."""
+    mcp: McpRequest
     ignored: tuple[str, ...] = ()
     """Tools that are left out, because they run on other servers."""
 
@@ -72,11 +75,21 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
             param="max_output_tokens",
         )
     tools = [named for index, tool in enumerate(body.tools or ()) for named in _tools(index, tool)]
-    choice, allowed = _tool_choice(body.tool_choice)
+    servers = [tool for tool in body.tools or () if tool.type == "mcp"]
+    choice, allowed, labels = _tool_choice(body.tool_choice)
     if allowed is not None:
         tools = [(tool, name) for tool, name in tools if name in allowed]
+        servers = [tool for tool in servers if tool.server_label in labels]
     logprobs = _LOGPROBS in (body.include or ())
-    messages = _messages(body.input, media)
+    conversation = _conversation(body.input, media)
+    messages = conversation.messages()
+    forced: ResponsesToolChoice | str | None = None
+    if servers and choice.name is None and choice.mode not in ("auto", "none"):
+        # The tools of the servers are not known yet.
+        forced = choice.mode
+        if isinstance(body.tool_choice, ResponsesToolChoice) and body.tool_choice.type == "mcp":
+            forced = body.tool_choice
+        choice = ToolChoice("auto")
     if body.instructions:
         messages.insert(0, Message("system", body.instructions))
     if not messages:
@@ -106,7 +119,14 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
         format_field="text.format",
     )
     names = {name.model_name: name for _, name in tools}
-    return ResponsesChat(chat, names, _ignored_tools(body.tools or ()))
+    mcp = McpRequest(
+        tuple(servers),
+        tuple(conversation.approved),
+        frozenset(conversation.listed),
+        forced,
+        body.max_tool_calls,
+    )
+    return ResponsesChat(chat, names, mcp, _ignored_tools(body.tools or ()))
 
 
 def with_own_field_names(error: ApiError) -> ApiError:
@@ -138,24 +158,33 @@ def _refuse_stored_state(body: ResponsesBody) -> None:
         raise bad_request("Background responses are not supported.", param="background")
 
 
-def _messages(source: str | list[InputItem] | None, media: MediaReader) -> list[Message]:
-    if not source:
-        return []
-    if isinstance(source, str):
-        return [Message("user", source)]
-    builder = _MessageBuilder(media)
-    for index, item in enumerate(source):
+def _conversation(source: str | list[InputItem] | None, media: MediaReader) -> "_MessageBuilder":
+    items: Sequence[InputItem] = ()
+    if isinstance(source, list):
+        items = source
+    elif source:
+        items = [InputItem(role="user", content=source)]
+    builder = _MessageBuilder(media, items)
+    for index, item in enumerate(items):
         builder.add(item, f"input[{index}]")
-    return builder.messages()
+    return builder
 
 
 class _MessageBuilder:
     """Joins items to messages: reasoning, text and calls of one answer arrive as separate items."""
 
-    def __init__(self, media: MediaReader) -> None:
+    def __init__(self, media: MediaReader, items: Sequence[InputItem]) -> None:
+        self.approved: list[ApprovedCall] = []
+        self.listed: set[str] = set()
+        """See McpRequest."""
         self._media = media
         self._messages: list[Message] = []
         self._assistant: Message | None = None
+        self._approval_requests = {
+            item.id: item for item in items if item.type == "mcp_approval_request"
+        }
+        self._answered = {item.approval_request_id for item in items if item.type == "mcp_call"}
+        """Approval requests whose calls have run."""
 
     def messages(self) -> list[Message]:
         self._flush()
@@ -186,6 +215,14 @@ class _MessageBuilder:
                 self._append(
                     Message("tool", result.text, tool_call_id=call, attachments=result.attachments)
                 )
+            case "mcp_list_tools":
+                self.listed.add(_required(item.server_label, f"{path}.server_label"))
+            case "mcp_call":
+                self._add_mcp_call(item, path)
+            case "mcp_approval_request":
+                pass  # its response follows
+            case "mcp_approval_response":
+                self._add_approval(item, path)
             case "item_reference":
                 raise bad_request(
                     "The item refers to an earlier response, but this server stores none: send the whole item "
@@ -231,6 +268,49 @@ class _MessageBuilder:
         )
         message = self._assistant or Message("assistant")
         self._assistant = msgspec.structs.replace(message, tool_calls=(*message.tool_calls, call))
+
+    def _add_mcp_call(self, item: InputItem, path: str) -> None:
+        """Add a call that a server has run, with its result."""
+        id_ = _required(item.id, f"{path}.id")
+        text = text_of(item.output, f"{path}.output")
+        if item.error:
+            text = f"Error: {error_text(item.error)}"
+        self._add_server_call(item, id_, path)
+        self._append(Message("tool", text or "(no output)", tool_call_id=id_))
+
+    def _add_approval(self, item: InputItem, path: str) -> None:
+        """Add a call that the client has approved or refused. Raises ApiError."""
+        id_ = _required(item.approval_request_id, f"{path}.approval_request_id")
+        if id_ in self._answered:
+            return
+        request = self._approval_requests.get(id_)
+        if request is None:
+            raise bad_request(
+                f"The approval request {id_[:50]!r} is not in 'input'. This server stores no responses: send "
+                "the whole conversation.",
+                param=f"{path}.approval_request_id",
+            )
+        self._add_server_call(request, id_, path)
+        if item.approve:
+            self.approved.append(
+                ApprovedCall(
+                    id_, request.server_label or "", request.name or "", request.arguments or "{}"
+                )
+            )
+            self._append(Message("tool", PENDING, tool_call_id=id_))
+            return
+        text = "Error: the user refused this call; do not try it again"
+        if item.reason:
+            text += f". The user says: {item.reason}"
+        self._append(Message("tool", text, tool_call_id=id_))
+
+    def _add_server_call(self, item: InputItem, id_: str, path: str) -> None:
+        name = tool_name(
+            _required(item.server_label, f"{path}.server_label"),
+            _required(item.name, f"{path}.name"),
+        )
+        arguments = _required(item.arguments, f"{path}.arguments")
+        self._add_call(InputItem(name=name, call_id=id_), arguments, path)
 
 
 def _required(value: str | None, path: str) -> str:
@@ -280,21 +360,28 @@ def _ignored_tools(tools: Sequence[ResponsesTool]) -> tuple[str, ...]:
 
 def _tool_choice(
     choice: str | ResponsesToolChoice | None,
-) -> tuple[ToolChoice, Sequence[ToolName] | None]:
-    """Return the tool choice, and the tools that it allows. None allows all."""
+) -> tuple[ToolChoice, Sequence[ToolName] | None, Sequence[str | None]]:
+    """Return the tool choice, and the tools and labels of MCP servers that it allows.
+
+    Without a list of allowed tools, the second value is None, and all are allowed.
+    """
     if choice is None or isinstance(choice, str):
-        return ToolChoice(choice or "auto"), None
+        return ToolChoice(choice or "auto"), None, ()
     match choice.type:
         case "function" | "custom":
             name = _tool_name(choice, "tool_choice.name").model_name
-            return ToolChoice(name=name, param="tool_choice.function.name"), None
+            return ToolChoice(name=name, param="tool_choice.function.name"), None, ()
+        case "mcp":
+            return ToolChoice("required"), None, ()
         case "allowed_tools":
+            tools = choice.tools or ()
             allowed = [
                 _tool_name(tool, f"tool_choice.tools[{index}].name")
-                for index, tool in enumerate(choice.tools or ())
+                for index, tool in enumerate(tools)
                 if tool.type in ("function", "custom")
             ]
-            return ToolChoice(choice.mode or "auto"), allowed
+            labels = [tool.server_label for tool in tools if tool.type == "mcp"]
+            return ToolChoice(choice.mode or "auto"), allowed, labels
     raise bad_request(
         f"A tool of type {choice.type[:50]!r} cannot be called here.", param="tool_choice.type"
     )

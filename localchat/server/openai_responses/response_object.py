@@ -12,6 +12,7 @@ from localchat.server.chat.logprobs import chat_logprobs
 from localchat.server.errors import ApiError
 from localchat.server.formatters import new_id
 from localchat.server.generation import ChoiceEnd
+from localchat.server.openai_responses.mcp import McpName, McpTools, error_json
 from localchat.server.openai_responses.protocol import ReasoningConfig, ResponsesBody, TextFormat
 from localchat.server.openai_responses.requests import ToolName
 from localchat.server.timings import answer_timings
@@ -29,6 +30,7 @@ class ResponseObject:
     """The request. The response repeats a part of it."""
     tool_names: Mapping[str, ToolName]
     """See ResponsesChat."""
+    mcp: McpTools = field(default_factory=McpTools)
     id: str = field(default_factory=lambda: new_id("resp_"))
     created_s: int = field(default_factory=lambda: int(time.time()))
 
@@ -90,6 +92,26 @@ class ResponseObject:
         """Return the client's name of the tool that a call names."""
         return self.tool_names.get(block.name, ToolName(block.name))
 
+    def mcp_name(self, block: ContentBlock) -> McpName | None:
+        """Return the MCP tool that a block calls. None for other blocks."""
+        if block.kind != "call":
+            return None
+        return self.mcp.names.get(block.name)
+
+    def asks(self, block: ContentBlock) -> bool:
+        """Return True for a call of an MCP tool that becomes a request for approval."""
+        name = self.mcp_name(block)
+        return name is not None and name.needs_approval and block.id not in self.mcp.approved_ids
+
+    def item_id(self, block: ContentBlock) -> str:
+        """Return a new id for the item of a block."""
+        prefix = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}[block.kind]
+        if self.asks(block):
+            prefix = "mcpr_"
+        elif self.mcp_name(block) is not None:
+            prefix = "mcp_"
+        return new_id(prefix)
+
     def _item(self, id_: str, block: ContentBlock, status: Status) -> Json:
         is_empty = status == "in_progress"
         match block.kind:
@@ -100,6 +122,8 @@ class ResponseObject:
             case "reasoning":
                 summary = [] if is_empty else [summary_part(block.text)]
                 item = {"type": "reasoning", "summary": summary}
+            case "call" if (name := self.mcp_name(block)) is not None:
+                item = self._mcp_item(block, name, status)
             case "call":
                 tool = self.tool_name(block)
                 item = {"type": "function_call", "status": status}
@@ -114,10 +138,23 @@ class ResponseObject:
                     item["namespace"] = tool.namespace
         return {"id": id_, **item}
 
-
-def item_id(block: ContentBlock) -> str:
-    """Return a new id for the item of a block."""
-    return new_id({"text": "msg_", "reasoning": "rs_", "call": "fc_"}[block.kind])
+    def _mcp_item(self, block: ContentBlock, name: McpName, status: Status) -> Json:
+        item: Json = {
+            "type": "mcp_approval_request",
+            "server_label": name.label,
+            "name": name.name,
+            "arguments": block.text,
+        }
+        if self.asks(block):
+            return item
+        approval_id = block.id if block.id in self.mcp.approved_ids else None
+        item |= {"type": "mcp_call", "status": status, "approval_request_id": approval_id}
+        item |= {"output": None, "error": None}
+        if block.outcome is not None and block.outcome.error:
+            item |= {"status": "failed", "error": error_json(block.outcome.error)}
+        elif block.outcome is not None:
+            item["output"] = block.outcome.output
+        return item
 
 
 def text_part(block: ContentBlock | None) -> Json:

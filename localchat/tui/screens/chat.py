@@ -216,7 +216,9 @@ class ChatScreen(Screen[None]):
     @property
     def is_welcoming(self) -> bool:
         """Whether the conversation is still empty."""
-        return self.query_one(Welcome).display
+        # A call that is stopped by the end of the program still reports, and the widget may be gone.
+        welcome = next(iter(self.query(Welcome)), None)
+        return welcome is not None and welcome.display
 
     def blocks_changed(self) -> None:
         """Show the welcome or the transcript. Notices alone, such as those of a load, keep the welcome."""

@@ -3,6 +3,7 @@
 import time
 from typing import ClassVar, Final
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -15,7 +16,8 @@ from localchat.sanitize import sanitize_line
 from localchat.tools.consent import EFFECTS, ConsentRequest, Decision
 
 _CALM_S: Final = 0.7
-"""Keys are no answer until none was pressed for this time: the user was still typing something else."""
+"""Pause before a key that is an answer. Without one, the user is still typing something else."""
+_MOVES: Final = ("up", "down", "home", "end", "pageup", "pagedown")
 
 
 class ConsentScreen(ModalScreen[Decision]):
@@ -34,19 +36,25 @@ class ConsentScreen(ModalScreen[Decision]):
     def __init__(self, request: ConsentRequest) -> None:
         super().__init__()
         self._request = request
-        self._calm_since_s = time.monotonic()
-        self._answers: dict[Decision, str] = {"once": "y  Allow this call"}
+        self._last_key_s = time.monotonic()
+        self._pause_s = 0.0
+        """Time without a key before the last one."""
+        effect, _, about_undo = EFFECTS[request.effect].partition("; ")
+        self._title = f"{sanitize_line(request.tool)} may {effect}"
+        allow = "y  Allow this call"
+        if about_undo:
+            allow += f"; {about_undo}"
+        self._answers: dict[Decision, str] = {"once": allow}
         if request.scope_text:
-            self._answers["session"] = f"s  {_capitalized(sanitize_line(request.scope_text))}"
+            scope = sanitize_line(request.scope_text)
+            self._answers["session"] = f"s  Allow {scope} from now on"
         self._answers["no"] = "n  Refuse this call"
         self._answers["never"] = "   Refuse all such calls in this conversation"
 
     def compose(self) -> ComposeResult:
         request = self._request
         with Vertical(id="dialog", classes="-small -consent") as box:
-            box.border_title = Content(
-                f"{sanitize_line(request.tool)} may {EFFECTS[request.effect]}"
-            )
+            box.border_title = Content(self._title)
             box.border_subtitle = Content("Enter choose · PgUp PgDn scroll · Esc refuse")
             with VerticalScroll(id="preview", can_focus=False):
                 yield Static(_colored(request.preview or request.title), markup=False)
@@ -59,28 +67,27 @@ class ConsentScreen(ModalScreen[Decision]):
     def on_mount(self) -> None:
         self.query_one(OptionList).highlighted = 0
 
-    def on_key(self) -> None:
-        """Note a key that means nothing here: the user is still typing something else."""
-        self._calm_since_s = time.monotonic()
+    def on_key(self, event: events.Key) -> None:
+        """Measure the pause before a key. It is called before the key's own action."""
+        if event.key in _MOVES:
+            return
+        now_s = time.monotonic()
+        self._pause_s = now_s - self._last_key_s
+        self._last_key_s = now_s
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         self.action_decide(list(self._answers)[event.option_index])
 
     def action_decide(self, decision: Decision) -> None:
-        now = time.monotonic()
-        if now - self._calm_since_s < _CALM_S:
-            self._calm_since_s = now
-        elif decision in self._answers:
+        # A click has no key before it, so the time since the last key counts as well.
+        pause_s = max(self._pause_s, time.monotonic() - self._last_key_s)
+        if pause_s >= _CALM_S and decision in self._answers:
             self.dismiss(decision)
 
     def action_scroll_preview(self, pages: int) -> None:
         preview = self.query_one("#preview")
         preview.scroll_relative(y=pages * max(1, preview.size.height - 1), animate=False)
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _colored(preview: str) -> Content:

@@ -1,6 +1,7 @@
 """Rows of each kind of block: gutter, text, and muted lines around it."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -37,6 +38,8 @@ _SIGNS: Final = {"info": "●", "warning": "▲", "error": "✕"}
 _BAR_CELLS: Final = 40
 _PICTURE_ROWS: Final = 12
 """Estimated rows of a picture with its caption."""
+_DIFF = re.compile(r"^--- .+\n\+\+\+ .+\n@@ ", re.MULTILINE)
+"""Start of a difference between two versions of a file."""
 _PREVIEW_ROWS: Final = 3
 """Rows of arguments that a folded tool call shows."""
 
@@ -307,7 +310,12 @@ def _tool_run(block: ToolCallBlock, run: ToolRun, width: int, is_open: bool) -> 
     )
     if block.result:
         rows += _decoration("  result", width)
-        rows += plain_rows(clean(block.result).strip("\n"), text_width(width) + GUTTER, bar)
+        text = clean(block.result).strip("\n")
+        if _DIFF.search(text):
+            lines = highlight(split_long(text), "diff")
+            rows += code_rows(lines, "", text_width(width) + GUTTER, bar)
+        else:
+            rows += plain_rows(text, text_width(width) + GUTTER, bar)
     return BlockRows(rows, hits)
 
 
@@ -317,11 +325,12 @@ def _run_state(run: ToolRun) -> str:
         case "asking":
             return "waits for your consent"
         case "running":
-            return "runs; Esc stops it"
+            return "running · Esc stops it"
         case "refused":
             return "not run"
-    state = "failed · " if run.state == "failed" else ""
-    return f"{state}{run.seconds:,.1f} s · {counted(run.characters, 'character')}"
+        case "failed":
+            return "failed"
+    return f"{run.seconds:,.1f} s · {counted(run.characters, 'character')}"
 
 
 def _pretty(arguments: str) -> str:

@@ -117,6 +117,27 @@ def test_bound_arguments_leave_text_free_and_bind_calls_with_and_without_tags(
     assert whole(template(SIGNS["hermes"]), answer, tools=TOOLS, bind_arguments=True) is fits
 
 
+@pytest.mark.parametrize(
+    ("answer", "fits"),
+    [
+        ("Hello, {you} <there>!\n", True),
+        ('{"city": "Rome", "days": 3}', True),
+        ('{"name": "Ann", "parameters": {"nights": 3}}', True),
+        ('{"name": "get_weather", "days": 3}', True),
+        ("{}", True),
+        ("{", True),
+        (ONE["llama3"], True),
+        (ONE["llama3"].replace("days", "nights"), False),
+        ('{\n "name": "get_weather",\n "parameters": {"days": "three"}}', False),
+        ('Look: {"name": "get_weather", "parameters": {"nights": 3}}', True),
+    ],
+)
+def test_bound_arguments_of_a_family_without_tags_leave_other_objects_free(
+    answer: str, fits: bool
+) -> None:
+    assert whole(template(SIGNS["llama3"]), answer, tools=TOOLS, bind_arguments=True) is fits
+
+
 def test_optional_tools_constrain_nothing() -> None:
     chat = template(SIGNS["hermes"])
     prompt = Messages((Message("user", "hi"),), tools=TOOLS)

@@ -1,0 +1,250 @@
+"""Runs tools on the server's side: answers with calls, their results, and the next answer in one response.
+
+The loop of the chat (`tools/loop.py`) runs the calls, with its limits of rounds, calls, repetition and result
+sizes. Calls that the client runs itself, or has to approve, end the response.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from localchat.engine.events import ToolCall, Usage
+from localchat.engine.interface import Engine
+from localchat.engine.request import CalledTool, GenerateRequest, Message, Messages
+from localchat.server.chat.content_blocks import ContentBlocks
+from localchat.server.generation import (
+    AnswerWriter,
+    ChoiceEnd,
+    Generation,
+    GenerationSpec,
+    OutputEvent,
+    ToolOutcome,
+)
+from localchat.server.tracker import TrackedRequest
+
+if TYPE_CHECKING:
+    from localchat.tools.loop import CallReport, CallResult, ToolTurn
+
+log = logging.getLogger("localchat.server")
+
+_CUT_OFF = "the answer ended before this call was complete"
+_TOO_MANY = "the limit 'max_tool_calls' of the request was reached"
+
+
+class ToolGeneration(Generation):
+    """A Generation that continues after the calls that the server runs. It has one choice."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        spec: GenerationSpec,
+        tracked: TrackedRequest,
+        lora: tuple[tuple[int, float], ...] | None = None,
+    ) -> None:
+        super().__init__(engine, spec, tracked, lora)
+        assert spec.tools is not None
+        self._tools = spec.tools
+        self._round = Generation(engine, spec, tracked, lora)
+        self._spent = Usage(0, 0, 0, 0)
+        """Usage of the earlier rounds."""
+        self._calls_left = spec.tools.max_calls
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._round.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._round.cached_tokens
+
+    async def start(self) -> None:
+        await self._round.start()
+        self.relaxed = self._round.relaxed
+        self.fallbacks_used = self._round.fallbacks_used
+
+    async def events(
+        self, writer: AnswerWriter | None = None
+    ) -> AsyncGenerator[list[OutputEvent], None]:
+        """Yield the events of all rounds. Only the last one ends the choice. See Generation."""
+        try:
+            if self._tools.earlier:
+                yield list(self._tools.earlier)
+            while True:
+                blocks = ContentBlocks()
+                try:
+                    async with aclosing(self._round.events()) as batches:
+                        async for batch in batches:
+                            for event in batch:
+                                blocks.add(event)
+                            output: list[OutputEvent] = [
+                                event for event in batch if not isinstance(event, ChoiceEnd)
+                            ]
+                            if output:
+                                yield output
+                finally:
+                    self._add_usage()
+                outcomes, request = await self._next(blocks)
+                if outcomes:
+                    yield outcomes
+                if request is None:
+                    assert blocks.end is not None
+                    yield [blocks.end]
+                    return
+                await self._submit_round(request)
+        finally:
+            self._tracked.usage = self._spent
+
+    def _add_usage(self) -> None:
+        """Add the usage of a round that has ended."""
+        usage = self._tracked.usage or Usage(0, 0, 0)
+        spent = self._spent
+        self._spent = Usage(
+            spent.prompt_tokens + usage.prompt_tokens,
+            spent.cached_tokens + usage.cached_tokens,
+            spent.completion_tokens + usage.completion_tokens,
+            spent.reasoning_tokens + usage.reasoning_tokens,
+        )
+
+    async def _next(self, blocks: ContentBlocks) -> tuple[list[OutputEvent], Messages | None]:
+        """Run the calls of an answer. Return their outcomes, and the next prompt if another answer is due."""
+        turn = self._tools.turn
+        assert blocks.end is not None
+        called = [CalledTool(call.name, call.text, call.id) for call in blocks.calls]
+        answer = Message("assistant", blocks.text, blocks.reasoning, tuple(called))
+        is_spent = self._max_tokens(self._request) == 0
+        if not is_spent and turn.must_answer(answer):
+            return [], self._prompt(())
+        mine = [call for call in called if self._tools.needs_approval.get(call.name) is False]
+        if not mine:
+            return [], None
+        numbers = {block.id: block.call for block in blocks.calls}
+        ends = blocks.end.reason == "length" or turn.exhausted
+        results: Sequence[CallResult]
+        if ends:
+            from localchat.tools.loop import refused_call
+
+            results = [refused_call(call, _CUT_OFF) for call in mine]
+        else:
+            results = await self._run(mine)
+        outcomes: list[OutputEvent] = [
+            _outcome(numbers[result.message.tool_call_id], result) for result in results
+        ]
+        if ends or is_spent or len(mine) < len(called):
+            return outcomes, None
+        return outcomes, self._prompt((answer, *(result.message for result in results)))
+
+    async def _run(self, calls: Sequence[CalledTool]) -> tuple["CallResult", ...]:
+        """Run calls in a task of their own, which ends with the request."""
+        running = _RunningCalls(
+            asyncio.ensure_future(run_calls(self._tools.turn, calls, self._calls_left))
+        )
+        if self._calls_left is not None:
+            self._calls_left = max(0, self._calls_left - len(calls))
+        self._tracked.attach(running)
+        results = await running.task
+        # The loop of the chat ends normally after a cancellation.
+        task = asyncio.current_task()
+        if self._tracked.abort_error is not None:
+            raise self._tracked.abort_error
+        if self._tracked.client_left or (task is not None and task.cancelling()):
+            raise asyncio.CancelledError
+        for result in results:
+            log.info(
+                "%s called %s: %s in %.1f s",
+                self._tracked.id,
+                result.message.name,
+                result.run.state,
+                result.run.seconds,
+            )
+        return results
+
+    @property
+    def _request(self) -> GenerateRequest:
+        """The request of the last round, as the engine has accepted it."""
+        (requests,) = self._round.spec.prompts
+        return requests[self._round.fallbacks_used[0]]
+
+    def _prompt(self, added: Sequence[Message]) -> Messages:
+        prompt = self._request.prompt
+        assert isinstance(prompt, Messages)
+        following = msgspec.structs.replace(
+            prompt,
+            messages=(*prompt.messages, *added),
+            # A choice that forces a call is met by the first answer.
+            tool_choice="none" if prompt.tool_choice == "none" else "auto",
+            continue_last=False,
+        )
+        if self._tools.turn.exhausted:
+            return msgspec.structs.replace(following, tool_choice="none")
+        return following
+
+    def _max_tokens(self, request: GenerateRequest) -> int | None:
+        """Return the tokens that the request still allows. None: no limit."""
+        if request.max_tokens is None:
+            return None
+        usage = self._tracked.usage
+        assert usage is not None
+        return max(0, request.max_tokens - usage.completion_tokens)
+
+    async def _submit_round(self, prompt: Messages) -> None:
+        """Start the next round. Raises LocalchatError if the engine refuses it."""
+        last = msgspec.structs.replace(self._request, max_tokens=self._max_tokens(self._request))
+        requests = [
+            msgspec.structs.replace(last, prompt=variant)
+            for variant in await self._tools.variants(prompt)
+        ]
+        spec = replace(self.spec, prompts=[requests], tools=None)
+        self._round = Generation(self._engine, spec, self._tracked, self._lora)
+        await self._round.start()
+
+
+class _RunningCalls:
+    """Calls in progress, which a tracked request cancels as it closes a stream."""
+
+    def __init__(self, task: "asyncio.Future[tuple[CallResult, ...]]") -> None:
+        self.task = task
+
+    def close(self) -> None:
+        self.task.cancel()
+
+
+async def run_calls(
+    turn: "ToolTurn", calls: Sequence[CalledTool], max_calls: int | None
+) -> tuple["CallResult", ...]:
+    """Run the first `max_calls` calls of an answer. The others get an error as their result."""
+
+    def ignore(report: "CallReport") -> None:
+        """The client sees the outcome only."""
+
+    if max_calls is not None and len(calls) > max_calls:
+        from localchat.tools.loop import refused_call
+
+        left_out = tuple(refused_call(call, _TOO_MANY) for call in calls[max_calls:])
+        if not max_calls:
+            return left_out
+        return (*await turn.run(calls[:max_calls], ignore), *left_out)
+    return await turn.run(calls, ignore)
+
+
+def _outcome(number: int, result: "CallResult") -> ToolOutcome:
+    """Return the outcome of the call with this number in its answer."""
+    from localchat.tools.loop import NO_MORE_CALLS
+
+    text = result.message.content.removesuffix(NO_MORE_CALLS)
+    if result.run.state == "done":
+        return ToolOutcome(0, number, output=text)
+    return ToolOutcome(0, number, error=text.removeprefix("Error: "))
+
+
+def approved_call(number: int, call: CalledTool, result: "CallResult") -> list[OutputEvent]:
+    """Return the events of a call that ran before the first answer. `number` is below 0."""
+    return [
+        ToolCall(0, number, call.id, call.name),
+        ToolCall(0, number, arguments=call.arguments),
+        _outcome(number, result),
+    ]
