@@ -44,7 +44,8 @@ class CheckpointModel:
             notify(note)
         if self.config.vision:
             notify(
-                "This model can read images, but only its text part is loaded. Images are rejected."
+                "This model can read images, but only its text part is loaded. Its GGUF version "
+                "with a projector (mmproj) reads them, with llama.cpp."
             )
         self.headers = opened.headers
         self.tokenizer: Tokenizer = CheckpointTokenizer(opened.tokenizer, self.config.vocabulary)

@@ -170,7 +170,7 @@ class _GrowingDraft:
     chances: list[float] = field(default_factory=list)
 
     def finished(self) -> Draft:
-        """Return the tokens so far. NO_DRAFT if there are none."""
+        """Return the tokens so far. NO_DRAFT: none yet."""
         if not self.tokens:
             return NO_DRAFT
         return Draft(tuple(self.tokens), tuple(self.chances))

@@ -34,10 +34,12 @@ class Remarks:
     def add(self, remark: Remark) -> None:
         """Show a remark, or buffer it until the answer begins."""
         if self._buffer is not None:
-            self._buffer.append(remark)
+            # The engine announces a note of its load, and lists it when it is asked for its state.
+            others = [other for other in self._buffer if other.sentence != remark.sentence]
+            self._buffer = [*others, remark]
             return
         cause = notice_cause(remark.sentence)
-        if remark.passing and cause in self._passing_ids:
+        if cause in self._passing_ids:
             self._remove(self._passing_ids.pop(cause))
         id_ = self._show(remark.sentence, remark.kind)
         if remark.passing:

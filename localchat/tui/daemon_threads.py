@@ -1,4 +1,4 @@
-"""Executor of the screen's event loop whose threads nobody waits for at the end.
+"""Executor of the screen's event loop whose threads do not delay the exit.
 
 Quitting must not wait for a speed probe, a model that is still loading, or a folder on a slow disk. What must
 be complete before the program ends is closed by `launch`, outside the event loop.
@@ -24,7 +24,7 @@ class DaemonThreads(ThreadPoolExecutor):
                 return
             try:
                 result = fn(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+            except BaseException as error:  # noqa: BLE001 - the future raises it
                 future.set_exception(error)
             else:
                 future.set_result(result)

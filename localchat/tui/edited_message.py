@@ -14,7 +14,7 @@ class EditedMessage:
 
     def __init__(self) -> None:
         self.id: str | None = None
-        """Id of the message that is being changed. None if there is none."""
+        """Id of the message that is being changed. None: no message is being changed."""
         self._draft = self._sent = ComposerText()
 
     def begin(self, node: "Node", composer: "Composer") -> None:

@@ -31,7 +31,7 @@ async def edit_text(app: App[Any], text: str, environ: Mapping[str, str]) -> Edi
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         arguments = [*shlex.split(command), name]
-        # An exception inside the block would leave the terminal to nobody.
+        # An exception inside the block would leave the terminal without a reader.
         with terminal_released(app):
             status = await _run_program(arguments)
         if isinstance(status, OSError):

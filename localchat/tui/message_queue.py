@@ -29,7 +29,7 @@ class MessageQueue:
         return self._messages.pop(0)
 
     def take_last(self) -> ComposerText | None:
-        """Take the newest message to change it. None if there is none."""
+        """Take the newest message to change it. None: the queue is empty."""
         if self._messages:
             return contract(self._messages.pop())
         return None

@@ -312,7 +312,8 @@ def test_unloaded_parts_and_changed_dtypes_are_reported(device: DeviceKind, tmp_
     model = CheckpointModel(tmp_path, device, said.append)
     assert [line.split(":")[0] for line in said] == [
         "Numbers in this model exceed the range of fp16, in which it is stored. It runs in bf16.",
-        "This model can read images, but only its text part is loaded. Images are rejected.",
+        "This model can read images, but only its text part is loaded. Its GGUF version "
+        "with a projector (mmproj) reads them, with llama.cpp.",
     ]
     assert model.config.dtype == "bfloat16"
     assert model.info.context_train == 131072

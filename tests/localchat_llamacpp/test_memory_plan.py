@@ -209,6 +209,16 @@ def test_windows_are_cut_only_where_full_layers_have_no_room(gemma: Header) -> N
     assert narrow.kv_type == "f16"
 
 
+def test_the_longest_context_counts_on_windows_that_are_cut(gemma: Header) -> None:
+    machine = replace(LAPTOP, ram_total_bytes=32 * GB, ram_free_bytes=18 * GB)
+    found = asked(gemma, machine)
+    options = LoadOptions(context_tokens=found.max_context_tokens)
+    longest = asked(gemma, machine, options)
+    assert (found.window_only, longest.window_only) == (False, True)
+    assert longest.fits
+    assert longest.kv_type == found.kv_type
+
+
 def test_parked_prefixes_count_when_asked_for(eight_b: Header) -> None:
     options = LoadOptions(context_tokens=8192, kv_type="f16", cache_ram_bytes=2 * GB)
     assert asked(eight_b, options=options).cache_ram_bytes == 2 * GB

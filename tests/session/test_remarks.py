@@ -32,3 +32,23 @@ def test_a_passing_remark_goes_when_the_next_answer_begins() -> None:
     remarks.release()
     remarks.add(Remark("at once", "info", passing=False))
     assert "at once" in shown
+
+
+def test_a_sentence_is_shown_once_when_the_engine_announces_and_lists_it() -> None:
+    shown: dict[str, str] = {}
+    numbers = iter(range(9))
+
+    def show(text: str, kind: NoticeKind) -> str:
+        id_ = f"notice/{next(numbers)}"
+        shown[id_] = text
+        return id_
+
+    remarks = Remarks(show, shown.__delitem__)
+    remarks.begin_answer()
+    for passing in (True, False):
+        remarks.add(Remark("The template has no tools.", "info", passing))
+    remarks.release()
+    assert list(shown.values()) == ["The template has no tools."]
+    for passing in (True, False):
+        remarks.add(Remark("The template has no thoughts.", "info", passing))
+    assert list(shown.values())[1:] == ["The template has no thoughts."]

@@ -43,7 +43,7 @@ _SMALL_PART = 20
 _DEFAULT_SHARE = 4
 """Part of the memory left beside one context that the room for other requests may take unasked."""
 _USUAL_CONVERSATION_TOKENS = 8192
-"""Room for each request where nobody chose a context. With 16 full contexts of Qwen2.5, `batch` took 15 GB for
+"""Room for each request if no context was chosen. With 16 full contexts of Qwen2.5, `batch` took 15 GB for
 answers of 300 tokens."""
 _FOUR_BITS = (
     "A q4_0 KV cache makes answers worse: SmolLM2-135M lost one of three facts in a long text. "
@@ -355,7 +355,18 @@ class _Chooser:
             *self._placement_notes(candidate, context),
             *self._room_notes(candidate, context, room),
         )
+        longest = self._longest_with_windows(candidate, longest)
         return self._result(candidate, context, longest, room, fits=True, notes=notes)
+
+    def _longest_with_windows(self, candidate: Candidate, longest: int) -> int:
+        """Return the longest context that a request for it would get.
+
+        Where only the windows fit, sliding-window layers keep no more than those.
+        """
+        if candidate.window_only or not self.budgets.shape.window:
+            return longest
+        windowed = candidate._replace(window_only=True)
+        return max(longest, self.budgets.longest_context(windowed, max(self.trained, self.goal)))
 
     def _refused(self, candidate: Candidate, context: int, longest: int) -> MemoryPlan:
         plan = self._result(candidate, context, longest, context, fits=False, notes=self.notes)

@@ -72,7 +72,7 @@ class TerminalConsent:
 
 
 def open_consent(terminal: Terminal) -> TerminalConsent | None:
-    """Return the consent of this process's terminal. None if nobody would see a question."""
+    """Return the consent of this process's terminal. None: stderr is not a terminal."""
     if not terminal.stderr_is_terminal:
         return None
     try:

@@ -91,7 +91,7 @@ def _reason(best: "QuantizationRow", rows: "Sequence[QuantizationRow]") -> str:
         next_finer = [row for row in finer if row.fits_a_chat][-1]
         sentences.append(f"{next_finer.quantization} fits too, but it is slower and hardly better.")
     elif rows[:index]:
-        sentences.append(f"{rows[0].quantization} is larger, and nobody sees a difference.")
+        sentences.append(f"{rows[0].quantization} is larger without a visible difference.")
     coarser = rows[index + 1 :]
     if coarser and not coarser[0].is_worth_it:
         sentences.append(f"{coarser[0].quantization} and coarser ones answer worse.")

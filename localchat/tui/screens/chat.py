@@ -832,7 +832,7 @@ class ChatScreen(Screen[None]):
         self._update_banner()
 
     def leave_editing(self) -> bool:
-        """Stop changing a sent message and restore the draft. False if there is none."""
+        """Stop changing a sent message and restore the draft. False: none is being changed."""
         left = self._edited.leave(self.composer)
         if left:
             self._update_banner()

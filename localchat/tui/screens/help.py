@@ -71,6 +71,8 @@ def help_lines(table: Mapping[str, str]) -> Iterator[HelpLine]:
         for key in KEYS:
             if key.scope == scope:
                 yield HelpLine(section, key_names(key.id, table), key.about, key.id)
+        if scope == "composer":
+            yield HelpLine(section, "Ctrl+V", "Paste; a picture in the clipboard is attached")
     for metric in SHOWN:
         yield HelpLine("Metrics", metric.label, metric.about)
     for question in QUESTIONS:

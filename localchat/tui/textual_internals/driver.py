@@ -74,7 +74,7 @@ def terminal_released(app: "App[Any]") -> Iterator[None]:
 
     The block must not raise: Textual's `suspend` would never take the terminal back.
     """
-    # Without batch_update the program hangs after thirty frames to a terminal that nobody reads.
+    # Without batch_update the program hangs after thirty frames to a terminal that reads nothing.
     with app.suspend(), app.batch_update(), interrupts_ignored():
         yield
     app.refresh(layout=True)

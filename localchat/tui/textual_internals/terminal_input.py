@@ -38,7 +38,7 @@ _MARKERS: Final = re.compile(r"\x1b\[20[01]~")
 _ESCAPE_THEN_TEXT: Final = re.compile(
     r"\x1b(?=(?:[^\x00-\x20\x7f0-9\[\\\]OPNX^_]|[OPNX][a-z])[^\x00-\x1f\x7f]{3})"
 )
-"""The escape key before typed text. No terminal sends so many characters for one key."""
+"""The escape key before typed text. Terminals send fewer characters for one key."""
 _REPLY: Final = re.compile(r"\x1b\]11;([^\x07\x1b]{0,64})(?:\x07|\x1b\\)")
 _PARTIAL_REPLY: Final = re.compile(rb"\x1b\](?:1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?)?\Z")
 
@@ -111,7 +111,7 @@ class TerminalInput:
             yield self._take_paste()
 
     def silent(self, seconds: float) -> Iterator[TerminalEvent]:
-        """Yield the events that are complete after so many seconds without input."""
+        """Yield the events that are complete after this many seconds without input."""
         if self._paste_end is not None:
             if seconds >= _PASTE_END_WAIT_S:
                 yield self._take_paste()
