@@ -7,6 +7,7 @@ import socket
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -131,13 +132,24 @@ def _plain_signals() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Paths of folders that do not exist yet.
+
+    `mktemp` lists its whole folder at each call, which takes longer with every test.
+    """
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings, models and state of the person who runs the tests are neither read nor written.
 
     LOCALCHAT_LLAMACPP_LIBRARY stays: it names the library that the whole run is about.
     """
-    home = tmp_path_factory.mktemp("home")
+    home = next(_homes)
+    home.mkdir()
     for name in [name for name in os.environ if name.startswith(("LOCALCHAT_", "XDG_", "HF_"))]:
         if name != "LOCALCHAT_LLAMACPP_LIBRARY":
             monkeypatch.delenv(name)

@@ -1,8 +1,7 @@
 """Tiny GGUF models of every architecture and form: log probabilities as llama.cpp's on the same file, and as
 transformers' in fp32 on the dequantized weights."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,20 +30,19 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from localchat.engine.local.engine import LocalEngine
-from localchat.engine.options import EngineOptions
-from localchat.engine.request import GenerateRequest, Sampling, TokenIds
+from localchat.backend_api.interface import Backend, LoadRequest
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.ggml_types import NUMBER_FORMATS
 from localchat.model_files.open_gguf import read_header
+from localchat_cuda.backend import ReferenceBackend
 from localchat_cuda.config.gguf import checkpoint_names, config_of
 from localchat_cuda.weights.gguf_source import GgufWeights
-from tests.support.answers import ask
+from localchat_llamacpp import LlamaCppBackend
 from tests.support.ggml_blocks import random_rows
 from tests.support.gguf_files import ARCHITECTURES, Size, Tensor
+from tests.support.llamacpp_core import Core, request
 from tests.support.tiny_models import CPU
 
-REFERENCE = "localchat_cuda.backend:ReferenceBackend"
 SIZE = Size(
     width=256, heads=4, kv_heads=2, head_width=64, feed_forward=512, window=16,
     extra={"tokenizer.ggml.pre": "gpt-2"},
@@ -88,25 +86,18 @@ def drawn(tensor: Tensor, draw: np.random.Generator) -> bytes:
     return numbers.astype(np.float16 if form == "F16" else np.float32).tobytes()
 
 
-@contextmanager
-def engine(path: Path, backend: str) -> Iterator[LocalEngine]:
+def logprobs(path: Path, backend: Backend) -> list[float]:
+    """Return log probabilities of the prompt's tokens, computed in this process."""
     load = LoadOptions(context_tokens=256, threads=1, max_slots=1)
-    options = EngineOptions(path, load, backend=backend, speculation=False)
-    opened = LocalEngine(options, notify=lambda text: None)
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
-def logprobs(path: Path, backend: str) -> list[float]:
-    """Of the tokens of the prompt."""
-    request = GenerateRequest(
-        TokenIds(TOKENS), sampling=Sampling(temperature=0), max_tokens=1, prompt_logprobs=0,
-        ignore_eos=True,
-    )  # fmt: skip
-    with engine(path, backend) as opened:
-        return [entry.logprob for entry in ask(opened, request).prompt_logprobs]
+    model = backend.open(path, lambda text: None)
+    # Some builds of llama.cpp crash on a CPU with AMX unless they load in safe mode. On the CUDA backend it
+    # would stay on for this process.
+    wish = LoadRequest(model.plan(load), load, safe_mode=isinstance(backend, LlamaCppBackend))
+    runner = model.load(wish, lambda done, total: True, print)
+    with closing(model), closing(runner):
+        asked = request(TOKENS, temperature=0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
+        answer = Core(runner, speculation=False).say(asked)
+    return [entry.logprob for entry in answer.prompt_logprobs]
 
 
 def exact_logprobs(path: Path, architecture: str) -> list[float]:
@@ -143,8 +134,8 @@ def test_a_model_is_as_sure_of_each_token_as_elsewhere(
     tmp_path: Path, architecture: str, form: str
 ) -> None:
     path = write(tmp_path / "tiny.gguf", architecture, form)
-    ours, exact = logprobs(path, REFERENCE), exact_logprobs(path, architecture)
-    theirs = logprobs(path, "llamacpp")
+    ours, exact = logprobs(path, ReferenceBackend()), exact_logprobs(path, architecture)
+    theirs = logprobs(path, LlamaCppBackend())
     assert len(ours) == len(theirs) == len(exact) == len(TOKENS) - 1
     spread = np.std(exact)
     assert spread > 0.3  # it tells tokens apart

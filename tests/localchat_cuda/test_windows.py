@@ -1,6 +1,7 @@
 """Windowed layers with pages of their own, under the real loop: one text, whatever pages were given back."""
 
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,12 @@ def windowed(folder: Path, window_blocks: int = FEW, **how: Any) -> CudaRunner:
 
     runner.launch = spoilt  # type: ignore[method-assign]
     return runner
+
+
+@cache
+def in_one_step(folder: Path) -> Received:
+    """Return the text to compare with. It is the same for every way."""
+    return TinyLoop(tiny_runner(folder, step=200, context=512)).say(ASKED)
 
 
 def cached(told: Received) -> int:
@@ -189,7 +196,7 @@ def test_greedy_text_is_the_same_however_it_is_made(
     models: dict[str, tuple[Any, Path]], kind: str, way: str
 ) -> None:
     folder = models[kind][1]
-    plain = TinyLoop(tiny_runner(folder, step=200, context=512)).say(ASKED)
+    plain = in_one_step(folder)
     assert len(plain.tokens()) == 64
     assert_same(plain, WAYS[way](folder))
 

@@ -8,14 +8,18 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.fit.load_options import LoadOptions
+
+if TYPE_CHECKING:
+    from tests.support.transformers_reference import TransformersReference
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA = "gemma-3-270m-q4_k_m.gguf"
@@ -26,6 +30,7 @@ MINILM = "all-MiniLM-L6-v2"
 _FOLDER = os.environ.get("LOCALCHAT_REAL_MODELS", "")
 
 OpenEngine = Callable[..., LocalEngine]
+SaveCheckpoint = Callable[[str], Path]
 
 
 def _packaged_smollm2() -> Path | None:
@@ -72,6 +77,33 @@ def qwen() -> Path:
 def minilm() -> Path:
     """all-MiniLM-L6-v2: an embedding model as a folder of safetensors."""
     return model_path(MINILM)
+
+
+@lru_cache(maxsize=1)
+def load_reference(name: str) -> "TransformersReference":
+    """Return a model in transformers. Its load takes seconds, so modules share it: copy it to change it."""
+    from tests.support.transformers_reference import TransformersReference
+
+    return TransformersReference(model_path(name))
+
+
+@pytest.fixture(scope="session")
+def save_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> SaveCheckpoint:
+    """Write a model as a checkpoint of fp32 safetensors, once for all tests. Leave its files as they are."""
+
+    @cache
+    def save(name: str) -> Path:
+        return load_reference(name).save(tmp_path_factory.mktemp("checkpoint"))
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def smollm2_engine(smollm2: Path) -> Iterator[LocalEngine]:
+    """SmolLM2 with a context of 2,048 tokens, for tests that need no engine of their own."""
+    options = EngineOptions(smollm2, LoadOptions(context_tokens=2048, threads=1), name="smollm2")
+    with closing(LocalEngine(options, notify=lambda text: None)) as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -61,8 +61,11 @@ WEATHER = {
 
 
 @pytest.fixture(params=[SMOLLM2, QWEN])
-def chat_model(request: pytest.FixtureRequest) -> Path:
-    return model_path(request.param)
+def chat_engine(request: pytest.FixtureRequest, open_engine: OpenEngine) -> LocalEngine:
+    if request.param == SMOLLM2:
+        shared: LocalEngine = request.getfixturevalue("smollm2_engine")
+        return shared
+    return open_engine(model_path(request.param))
 
 
 def test_ten_turns_of_a_chat_reuse_the_prefix_cache(smollm2: Path, open_engine: OpenEngine) -> None:
@@ -80,30 +83,26 @@ def test_ten_turns_of_a_chat_reuse_the_prefix_cache(smollm2: Path, open_engine: 
     assert all(turn.cached >= turn.total - 160 for turn in later)
 
 
-def test_answers_follow_a_schema(chat_model: Path, open_engine: OpenEngine) -> None:
-    engine = open_engine(chat_model)
+def test_answers_follow_a_schema(chat_engine: LocalEngine) -> None:
     request = GenerateRequest(
         Messages((Message("user", "Invent a person who speaks two languages. Answer as JSON."),)),
         sampling=GREEDY,
         max_tokens=160,
         grammar=Grammar("json_schema", json.dumps(PERSON)),
     )
-    answer = ask(engine, request)
+    answer = ask(chat_engine, request)
     assert answer.reasons == ["stop"]
     jsonschema.validate(json.loads(answer.text), PERSON)
 
 
-def test_a_required_tool_is_called_with_valid_arguments(
-    chat_model: Path, open_engine: OpenEngine
-) -> None:
-    engine = open_engine(chat_model)
+def test_a_required_tool_is_called_with_valid_arguments(chat_engine: LocalEngine) -> None:
     messages = Messages(
         (Message("user", "What is the weather in Paris now?"),),
         tools=(WEATHER,),
         tool_choice="required",
         parallel_tool_calls=False,
     )
-    answer = ask(engine, GenerateRequest(messages, sampling=GREEDY, max_tokens=120))
+    answer = ask(chat_engine, GenerateRequest(messages, sampling=GREEDY, max_tokens=120))
     calls = [event for event in answer.events if isinstance(event, ToolCall)]
     arguments = json.loads("".join(call.arguments for call in calls))
     assert calls[0].name == "get_weather"

@@ -1,5 +1,6 @@
 """Checkpoints converted to GGUF, and LoRA adapters, on real weights."""
 
+import copy
 import random
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from localchat.fit.load_options import LoraAdapter
 from localchat.model_files.open_gguf import read_header
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
 from localchat_llamacpp.quantize import GgufQuantizer
-from tests.real.conftest import GEMMA, SMOLLM2, OpenEngine, model_path
+from tests.real.conftest import (
+    GEMMA,
+    SMOLLM2,
+    OpenEngine,
+    SaveCheckpoint,
+    load_reference,
+    model_path,
+)
 from tests.support.answers import ask
 from tests.support.peft_folders import merge, write_peft
 from tests.support.transformers_reference import TransformersReference
@@ -27,14 +35,25 @@ WEIGHT_OF_RANDOM_ADAPTER = 0.1
 class Converted:
     """A real model as a checkpoint, converted back to F16."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, saved: Path, folder: Path) -> None:
         self.original = model_path(name)
-        self.reference = TransformersReference(self.original)
-        checkpoint = self.reference.save(folder / "checkpoint")
+        self.reference = load_reference(name)
+        checkpoint = folder / "checkpoint"
+        checkpoint.mkdir()
+        for file in saved.iterdir():
+            (checkpoint / file.name).symlink_to(file)
         # transformers does not restore the steps that split a text.
         files = tokenizer_files(read_header(self.original, ARRAYS))
+        (checkpoint / "tokenizer.json").unlink()
         (checkpoint / "tokenizer.json").write_text(files.text)
         self.path = write(checkpoint, folder / "converted.gguf")
+
+    def merged(self, adapter: Path) -> TransformersReference:
+        """Return the model in transformers with an adapter in its weights."""
+        merged = copy.copy(self.reference)
+        merged.model = copy.deepcopy(self.reference.model)
+        merge(merged.model, adapter, WEIGHT_OF_RANDOM_ADAPTER)
+        return merged
 
 
 def write(source: Path, target: Path) -> Path:
@@ -44,9 +63,12 @@ def write(source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module", params=[SMOLLM2, GEMMA])
 def converted(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    save_checkpoint: SaveCheckpoint,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Converted:
-    return Converted(request.param, tmp_path_factory.mktemp("converted"))
+    saved = save_checkpoint(request.param)
+    return Converted(request.param, saved, tmp_path_factory.mktemp("converted"))
 
 
 def texts() -> list[str]:
@@ -120,9 +142,7 @@ def test_an_adapter_gives_the_logits_of_merged_weights_and_leaves_no_trace(
     base = ask(plain, request)
     engine = open_engine(converted.path, context_tokens=512, lora=(LoraAdapter(str(folder)),))
     adapted = ask(engine, request)
-    merge(model, folder, WEIGHT_OF_RANDOM_ADAPTER)
-    expected = converted.reference.logprobs(tokens)
-    merge(model, folder, -WEIGHT_OF_RANDOM_ADAPTER)
+    expected = converted.merged(folder).logprobs(tokens)
     differences = [
         abs(value - float(expected[place, token]))
         for place, entry in enumerate(adapted.prompt_logprobs)

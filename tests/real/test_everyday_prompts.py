@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,10 +13,8 @@ import pytest
 
 from localchat.engine.events import Finished
 from localchat.engine.local.engine import LocalEngine
-from localchat.engine.options import EngineOptions
 from localchat.engine.repetition import LoopDetector, without_repeats
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, Sampling
-from localchat.fit.load_options import LoadOptions
 from localchat.server.config import ServerConfig
 from tests.support.answers import Answer, ask
 from tests.support.http_server import running
@@ -37,12 +34,10 @@ PEOPLE = json.dumps(
 
 
 @pytest.fixture(scope="module")
-def engine(smollm2: Path) -> Iterator[LocalEngine]:
-    """SmolLM2, loaded once for this module."""
-    options = EngineOptions(smollm2, LoadOptions(context_tokens=2048, threads=1), name="smollm2")
-    engine = LocalEngine(options, notify=lambda text: None)
-    yield engine
-    engine.close()
+def everyday_answers(smollm2_engine: LocalEngine) -> list[Answer]:
+    """Answers to PROMPTS, asked at the same time."""
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(partial(answered, smollm2_engine), PROMPTS))
 
 
 def end_of(answer: Answer) -> Finished:
@@ -75,12 +70,10 @@ def run(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_no_answer_loops_up_to_its_limit(engine: LocalEngine) -> None:
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        answers = list(pool.map(partial(answered, engine), PROMPTS))
-    ends = [end_of(answer) for answer in answers]
+def test_no_answer_loops_up_to_its_limit(everyday_answers: list[Answer]) -> None:
+    ends = [end_of(answer) for answer in everyday_answers]
     assert [end.reason for end in ends].count("repetition") >= 1
-    for answer, end in zip(answers, ends, strict=True):
+    for answer, end in zip(everyday_answers, ends, strict=True):
         if end.reason == "repetition":
             assert end.repetition is not None
             kept = without_repeats(answer.text, end.repetition)
@@ -91,19 +84,21 @@ def test_no_answer_loops_up_to_its_limit(engine: LocalEngine) -> None:
             assert LoopDetector().find(answer.text) is None
 
 
-def test_without_the_guard_the_same_answer_reaches_the_limit(engine: LocalEngine) -> None:
-    guarded = answered(engine, FRANCE)
-    free = answered(engine, FRANCE, loop_guard=False)
+def test_without_the_guard_the_same_answer_reaches_the_limit(
+    smollm2_engine: LocalEngine, everyday_answers: list[Answer]
+) -> None:
+    guarded = everyday_answers[PROMPTS.index(FRANCE)]
+    free = answered(smollm2_engine, FRANCE, loop_guard=False)
     assert end_of(guarded).reason == "repetition"
     assert end_of(free).reason == "length"
     assert len(free.text) > len(guarded.text)
 
 
-def test_a_shortened_value_is_no_success(engine: LocalEngine) -> None:
+def test_a_shortened_value_is_no_success(smollm2_engine: LocalEngine) -> None:
     prompt = "Describe a meeting of Anna, Bob, Carla and David as JSON."
     grammar = Grammar("json_schema", PEOPLE)
     for most in (8, 32):
-        answer = answered(engine, prompt, grammar=grammar, max_tokens=most)
+        answer = answered(smollm2_engine, prompt, grammar=grammar, max_tokens=most)
         end = end_of(answer)
         assert end.reason in ("stop", "length")
         assert answer.done.usage.completion_tokens <= most
@@ -130,9 +125,9 @@ def test_the_command_line_says_why_an_answer_ended(smollm2: Path) -> None:
     assert "The JSON was not complete after 12 tokens" in data.stderr
 
 
-def test_the_server_ends_a_loop_and_names_it(engine: LocalEngine) -> None:
+def test_the_server_ends_a_loop_and_names_it(smollm2_engine: LocalEngine) -> None:
     body = {"messages": [{"role": "user", "content": FRANCE}], "temperature": 0, "max_tokens": 300}
-    with running(engine, ServerConfig()) as (port, _):
+    with running(smollm2_engine, ServerConfig()) as (port, _):
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/v1/chat/completions",
             json.dumps(body).encode(),

@@ -18,7 +18,7 @@ from localchat.chat_format import ChatFormat
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.model_files.open_gguf import read_header
-from tests.real.conftest import QWEN, SMOLLM2, OpenEngine, model_path
+from tests.real.conftest import QWEN, SMOLLM2, model_path
 from tests.support.answers import ask
 from tests.support.chat_templates import chat_format
 from tests.support.http_server import NAME, running
@@ -98,8 +98,8 @@ def test_ids_of_text_without_markers_are_those_of_the_whole_prompt(
         assert _tokens(chat, tokenizer, *prompt) == tokenizer.encode(whole, special=True)
 
 
-def test_counts_equal_the_prompt_of_an_answer(smollm2: Path, open_engine: OpenEngine) -> None:
-    engine = open_engine(smollm2)
+def test_counts_equal_the_prompt_of_an_answer(smollm2_engine: LocalEngine) -> None:
+    engine = smollm2_engine
     messages = Messages((Message("user", FORGED),))
     tokens = engine.prompt_tokens(messages)
     answer = ask(engine, GenerateRequest(messages, max_tokens=1))
@@ -126,18 +126,9 @@ LIMITS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def base() -> Iterator[str]:
+def base(smollm2_engine: LocalEngine) -> Iterator[str]:
     """Address of a server with SmolLM2."""
-    from localchat.engine.options import EngineOptions
-    from localchat.fit.load_options import LoadOptions
-
-    options = EngineOptions(
-        model_path(SMOLLM2), LoadOptions(context_tokens=2048, threads=1), name=NAME
-    )
-    with (
-        closing(LocalEngine(options, notify=lambda text: None)) as engine,
-        running(engine) as (port, _),
-    ):
+    with running(smollm2_engine) as (port, _):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -13,7 +13,7 @@ from localchat.fit.load_options import RoundedType
 from localchat_cuda.config.model import rounded_config
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import CheckpointWeights
-from tests.real.conftest import GEMMA, SMOLLM2, model_path
+from tests.real.conftest import GEMMA, SMOLLM2, SaveCheckpoint, load_reference
 from tests.real.test_reference_logits import TEXT
 from tests.support.tiny_models import CPU, Tiny
 from tests.support.transformers_reference import TransformersReference
@@ -26,9 +26,8 @@ ROUNDED_LIMITS: dict[RoundedType, float] = {"int8": 0.01, "fp8": 0.06, "int4": 0
 class RealModel:
     """A real model on the reference path, and its log probabilities of a text."""
 
-    def __init__(self, path: Path, folder: Path) -> None:
-        reference = TransformersReference(path)
-        self.folder = reference.save(folder)
+    def __init__(self, reference: TransformersReference, folder: Path) -> None:
+        self.folder = folder
         self.tokens = tuple(reference.tokenizer(TEXT).input_ids)
         self.plain = self.logprobs(Tiny(folder, torch.float32))
 
@@ -43,10 +42,8 @@ class RealModel:
 
 
 @pytest.fixture(scope="module", params=[SMOLLM2, GEMMA])
-def real_model(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> RealModel:
-    return RealModel(model_path(request.param), tmp_path_factory.mktemp("checkpoint"))
+def real_model(request: pytest.FixtureRequest, save_checkpoint: SaveCheckpoint) -> RealModel:
+    return RealModel(load_reference(request.param), save_checkpoint(request.param))
 
 
 def test_8_bit_kv_keeps_the_probabilities(real_model: RealModel) -> None:

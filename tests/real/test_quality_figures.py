@@ -14,7 +14,7 @@ from localchat.measure.perplexity import (
 )
 from localchat.measure.workload import sample_text
 from localchat_llamacpp.quantize import GgufQuantizer
-from tests.real.conftest import OpenEngine
+from tests.real.conftest import SMOLLM2, OpenEngine, load_reference
 from tests.support.transformers_reference import TransformersReference
 
 WINDOW_TOKENS = 256
@@ -37,7 +37,7 @@ def test_figures_are_those_of_transformers(
         ours.append(
             [scorer.score(part, FIRST, file) for part, file in zip(parts, rows, strict=True)]
         )
-        reference = TransformersReference(path)
+        reference = load_reference(SMOLLM2) if path == smollm2 else TransformersReference(path)
         theirs.append(np.stack([reference.logprobs(list(part))[FIRST:-1] for part in parts]))
     texts = np.stack([part[FIRST + 1 :] for part in parts])
     for scored, expected in zip(ours, theirs, strict=True):

@@ -1,7 +1,6 @@
 """Log probabilities and greedy texts of real models, beside transformers in fp32 on the same weights."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,14 @@ from numpy.typing import NDArray
 
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
-from tests.real.conftest import GEMMA, QWEN, SMOLLM2, OpenEngine, model_path
+from tests.real.conftest import (
+    GEMMA,
+    QWEN,
+    SMOLLM2,
+    OpenEngine,
+    SaveCheckpoint,
+    load_reference,
+)
 from tests.support.answers import ask
 from tests.support.transformers_reference import TransformersReference
 
@@ -41,7 +47,7 @@ GAP_LIMITS = {"llamacpp": 1.0, REFERENCE_PATH: 1e-2}
 
 @pytest.fixture(scope="module", params=[SMOLLM2, GEMMA, QWEN])
 def reference(request: pytest.FixtureRequest) -> TransformersReference:
-    return TransformersReference(model_path(request.param))
+    return load_reference(request.param)
 
 
 def test_llamacpp_computes_what_transformers_computes(
@@ -52,12 +58,12 @@ def test_llamacpp_computes_what_transformers_computes(
 
 
 def test_the_cuda_reference_path_computes_what_transformers_computes(
-    reference: TransformersReference, open_engine: OpenEngine, tmp_path: Path
+    reference: TransformersReference, open_engine: OpenEngine, save_checkpoint: SaveCheckpoint
 ) -> None:
     if reference.path.name == QWEN:
         pytest.skip("a model of 1.5B takes minutes on the reference path")
     engine = open_engine(
-        reference.save(tmp_path / "checkpoint"), backend=REFERENCE_PATH, context_tokens=512
+        save_checkpoint(reference.path.name), backend=REFERENCE_PATH, context_tokens=512
     )
     _compare(engine, reference, REFERENCE_PATH)
 

@@ -2,15 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
 
 from localchat.engine.local.engine import LocalEngine
-from localchat.engine.options import EngineOptions
-from localchat.fit.load_options import LoadOptions
 from tests.support.http_server import Wire, running
 
 SCHEMA = {
@@ -22,15 +19,10 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def port(smollm2: Path) -> Iterator[int]:
+def port(smollm2_engine: LocalEngine) -> Iterator[int]:
     """The port of a server with SmolLM2."""
-    options = EngineOptions(smollm2, LoadOptions(context_tokens=2048, threads=1), name="smollm2")
-    engine = LocalEngine(options, notify=lambda text: None)
-    try:
-        with running(engine) as (port, _):
-            yield port
-    finally:
-        engine.close()
+    with running(smollm2_engine) as (port, _):
+        yield port
 
 
 def post(port: int, path: str, **fields: Any) -> Any:

@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
+from textual.app import App
 from textual.pilot import Pilot
 
 from localchat.chat.conversation import Conversation
@@ -349,9 +351,16 @@ def request(settings: Settings, prompt: Prompt) -> GenerateRequest:
     )
 
 
+def check_runs(app: App[Any]) -> None:
+    """Raise what an app died of. Textual raises it only at the end of a test, which would wait in vain."""
+    if app._exception is not None:
+        raise app._exception
+
+
 async def until(pilot: Pilot[int], true: Callable[[], object], seconds: float = 90.0) -> None:
     """Wait until something is true."""
     for _ in range(int(seconds / 0.01)):
+        check_runs(pilot.app)
         if true():
             await pilot.pause()
             return

@@ -1,5 +1,6 @@
 """Keys that come while a screen opens reach it."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from localchat.tui.screens.history import HistoryScreen
-from tests.support.tui_stage import Stage, app_of, play, until
+from tests.support.tui_stage import Stage, app_of, check_runs, play, until
 
 
 @pytest.mark.parametrize("key", ["ctrl+r", "f1", "f2", "f3", "f4"])
@@ -22,7 +23,8 @@ def test_what_is_typed_while_a_dialog_opens_stands_in_its_filter(tmp_path: Path,
             await until(pilot, lambda: app.screen is app.chat)
             app.post_message(events.Key(key, None))
             while app.screen is app.chat:
-                await _turn()
+                check_runs(app)
+                await asyncio.sleep(0)
             for letter in "abc":  # nothing is composed yet
                 app.post_message(events.Key(letter, letter))
             app.post_message(events.Paste("def"))
@@ -34,12 +36,6 @@ def test_what_is_typed_while_a_dialog_opens_stands_in_its_filter(tmp_path: Path,
 
 def _typed(screen: object) -> str:
     return next((field.value for field in screen.query(Input)), "")  # type: ignore[attr-defined]
-
-
-async def _turn() -> None:
-    import asyncio
-
-    await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("key", ["ctrl+s", "delete", "ctrl+z", "down", "enter"])

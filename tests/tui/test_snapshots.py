@@ -16,11 +16,15 @@ from syrupy.assertion import SnapshotAssertion
 from localchat.tools import command, loop
 from localchat.tui.screens import consent, history, models
 from tests.support.tui_scenes import SCENES
-from tests.support.tui_stage import GB, Stage
+from tests.support.tui_stage import GB, Stage, check_runs
 
 KEPT = Path(__file__).with_name("__snapshots__") / "test_snapshots"
 _PATIENCE_S = 90.0
 """A picture that is right ends the wait at once; one that stays wrong for so long is wrong."""
+_LOOK_EVERY_S = 0.03
+_NEW_S = 2.0
+_STILL_S = 0.12
+"""A picture without a stored one is taken once it did not change for so long, at the latest after `_NEW_S`."""
 
 
 def kept(name: str, size: str) -> str:
@@ -56,20 +60,24 @@ def test_the_screen_looks_as_it_did(
 
     async def play() -> None:
         stage = Stage(tmp_path, **scene.stage)
+        patience_s = _PATIENCE_S
         async with stage.play(*scene.sizes[0]) as pilot:
             await scene.act(pilot)
             for width, height in scene.sizes:
                 await pilot.resize_terminal(width, height)
                 looked_at, before = kept(name, f"{width}x{height}"), ""
-                end = time.monotonic() + (_PATIENCE_S if looked_at else 2.0)
+                end = time.monotonic() + (patience_s if looked_at else _NEW_S)
                 while time.monotonic() < end:
                     # Heights of what was never seen and verdicts on models come in their own time.
-                    await pilot.pause(0.12)
+                    await pilot.pause(_LOOK_EVERY_S if looked_at else _STILL_S)
+                    check_runs(pilot.app)
                     picture = pilot.app.export_screenshot(title=name)
                     still = picture == before and not looked_at
                     if still or normalize_svg(picture) == looked_at:
                         break
                     before = picture
+                else:
+                    patience_s = _NEW_S  # what is wrong in one size is wrong in the others, too
                 pictures[f"{width}x{height}"] = picture
 
     asyncio.run(play())

@@ -24,6 +24,7 @@ from localchat.session.blocks import (
     UserBlock,
 )
 from localchat.tui.transcript.widget import Transcript
+from tests.support.tui_stage import check_runs
 
 ANSWER = """A **KV cache** keeps the *keys* and *values* of every token that was computed, so that the next one
 needs a step and not all of them. It grows by `2 × layers × heads × width` numbers per token.
@@ -163,12 +164,13 @@ def test_it_looks_as_it_did(state: str, size: tuple[int, int], snap_compare: Any
         looked_at = KEPT / f"test_it_looks_as_it_did[{state}-{size[0]}x{size[1]}].svg"
         wanted = normalize_svg(looked_at.read_text("utf-8")) if looked_at.exists() else ""
         end = time.monotonic() + (_PATIENCE_S if wanted else 1.0)
-        while (
-            time.monotonic() < end
-        ):  # heights out of view are counted, and the scroll bar knows it
-            picture = pilot.app.export_screenshot(simplify=True)
-            if transcript.is_idle and normalize_svg(picture) == wanted:
-                break
+        while time.monotonic() < end:
+            check_runs(pilot.app)
+            # Heights out of view are counted, and the scroll bar shows them.
+            if transcript.is_idle:
+                picture = pilot.app.export_screenshot(simplify=True)
+                if normalize_svg(picture) == wanted:
+                    break
             await pilot.pause(0.02)
 
     assert snap_compare(Shot(blocks, theme), terminal_size=size, run_before=act)
