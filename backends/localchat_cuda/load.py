@@ -36,8 +36,6 @@ from localchat_cuda.plan.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_t
 from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.ranks.host_memory import block_count
 from localchat_cuda.ranks.rank_weights import RankWeights
-from localchat_cuda.ranks.ranked_runner import RankedRunner
-from localchat_cuda.ranks.workers import Workers
 from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
@@ -223,7 +221,14 @@ def _runner(
         padding_page = caps.kv_tokens // caps.block_tokens
         caps = replace(caps, host_block_s=host_blocks.load_s(padding_page))
     graph_bytes = max(0, request.plan.overhead_bytes - OVERHEAD_BYTES)
-    make = partial(RankedRunner, workers=group) if isinstance(group, Workers) else CudaRunner
+    make: Callable[..., CudaRunner] = CudaRunner
+    if group is not None and group.rank == 0:
+        # These modules import torch.distributed.
+        from localchat_cuda.ranks.ranked_runner import RankedRunner
+        from localchat_cuda.ranks.workers import Workers
+
+        assert isinstance(group, Workers)
+        make = partial(RankedRunner, workers=group)
     return make(
         model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes, host_blocks=host_blocks
     )

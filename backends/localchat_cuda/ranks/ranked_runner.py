@@ -2,7 +2,7 @@
 
 from localchat.backend_api.interface import Capabilities, StepPlan, StepResult
 from localchat.errors import DeviceFault
-from localchat_cuda.ranks.collective import ProcessCollective
+from localchat_cuda.ranks.process_collective import ProcessCollective
 from localchat_cuda.ranks.workers import Workers
 from localchat_cuda.runner.host_pages import HostPages
 from localchat_cuda.runner.input_batch import TokenSpan

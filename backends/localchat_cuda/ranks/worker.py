@@ -21,7 +21,7 @@ from localchat.backend_api.interface import Progress
 from localchat.errors import DeviceFault, LocalchatError
 from localchat_cuda.load import load_runner
 from localchat_cuda.ranks import messages
-from localchat_cuda.ranks.collective import ProcessCollective
+from localchat_cuda.ranks.process_collective import ProcessCollective
 from localchat_cuda.ranks.split import split_config
 from localchat_cuda.runner.runner import DEPTH, CudaRunner
 

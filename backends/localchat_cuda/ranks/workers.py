@@ -22,8 +22,8 @@ from localchat import errors
 from localchat.backend_api.interface import LoadBlock, Progress, SaveBlock, StepPlan
 from localchat.errors import FAULT_STATUS, DeviceFault, EngineClosed, LocalchatError
 from localchat_cuda.ranks import messages
-from localchat_cuda.ranks.collective import ProcessCollective
 from localchat_cuda.ranks.messages import RankJob
+from localchat_cuda.ranks.process_collective import ProcessCollective
 from localchat_cuda.runner.input_batch import TokenSpan
 
 _COMMAND = (sys.executable, "-m", "localchat_cuda.ranks.worker")

@@ -48,19 +48,20 @@ def opened(folder: Path, gpus: int = 2) -> LocalEngine:
     return LocalEngine(options, notify=lambda text: None)
 
 
-def asked(text: str, tokens: int = 24, **sampling: float) -> GenerateRequest:
-    return GenerateRequest(
-        TextPrompt(text), sampling=Sampling(temperature=0.0, **sampling), max_tokens=tokens
-    )
+GREEDY = Sampling(temperature=0.0)
+
+
+def asked(text: str, tokens: int = 24, sampling: Sampling = GREEDY) -> GenerateRequest:
+    return GenerateRequest(TextPrompt(text), sampling=sampling, max_tokens=tokens)
 
 
 DIGITS = Grammar("regex", "[0-9]{3,9}")
 REQUESTS = {
     "greedy": asked(LONG),
-    "seeded": asked(LONG, seed=3),
-    "penalised": asked("aaaa", frequency_penalty=1.0),
+    "seeded": asked(LONG, sampling=Sampling(temperature=1.0, seed=3)),
+    "penalised": asked("aaaa", sampling=Sampling(temperature=0.0, frequency_penalty=1.0)),
     "bound to a form": GenerateRequest(
-        TextPrompt("x"), sampling=Sampling(temperature=0.0), max_tokens=30, grammar=DIGITS
+        TextPrompt("x"), sampling=GREEDY, max_tokens=30, grammar=DIGITS
     ),
 }
 
