@@ -116,6 +116,8 @@ def expected_rate(
         read_bytes -= head_bounds_bytes(config)
     in_bf16 = config.dtype == "bfloat16" and not isinstance(model, Checkpoint)
     untried = not shares and (gpu.compute_capability not in _MEASURED or in_bf16)
+    # The time of sums across GPUs has not been measured.
+    untried = untried or plan.gpus > 1
     spread = AFTER_RUNS if shares else _BEFORE_RUNS
     return spread.around(share * gpu.bytes_per_s / token_bytes(config, read_bytes), untried=untried)
 

@@ -38,6 +38,8 @@ _ENVIRONMENT = {
     "NCCL_SOCKET_IFNAME": "lo",
     # Ranks capture their graphs at different times, and registering buffers would need all of them.
     "NCCL_GRAPH_REGISTER": "0",
+    # NVLink multicast fails on some machines, and few rows do not need it.
+    "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 }
 
