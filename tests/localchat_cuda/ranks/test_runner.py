@@ -17,6 +17,7 @@ from scripts.bench.cuda.stress import stress
 from tests.support import tiny_models
 from tests.support.thread_ranks import ranked_runner
 from tests.support.tiny_engine_core import (
+    ON_GPU,
     TinyLoop,
     attach_draft_model,
     draft_always,
@@ -24,6 +25,8 @@ from tests.support.tiny_engine_core import (
     tiny_runner,
 )
 from tests.support.tiny_models import tokens_of
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="the ranks are threads on a CPU")
 
 
 @pytest.fixture(scope="module")
