@@ -5,11 +5,13 @@
 It exits when the pipe closes. Its results are those of rank 0, so it drops them.
 """
 
+import contextlib
 import os
 import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +29,8 @@ from localchat_cuda.runner.runner import DEPTH, CudaRunner
 
 _POLL_S = 0.001
 """Interval at which a step in flight is checked while no message comes."""
+_BLAME_S = 1.0
+"""Time for rank 0 to notice that another rank has ended."""
 
 
 class Inbox:
@@ -161,13 +165,21 @@ def main() -> int:
     try:
         serve(link)
     except LocalchatError as error:
-        link.send(messages.RankFailed(type(error).__name__, error.message, error.hint))
-        return 1
+        return _report(link, messages.RankFailed(type(error).__name__, error.message, error.hint))
     except Exception as error:  # noqa: BLE001 - rank 0 reports it
         traceback.print_exc()
-        link.send(messages.RankFailed("DeviceFault", f"{type(error).__name__}: {error}"))
-        return 1
+        # If another rank has ended, operations fail here, too. Rank 0 then notices that rank first.
+        time.sleep(_BLAME_S)
+        text = f"{type(error).__name__}: {error}"
+        return _report(link, messages.RankFailed("DeviceFault", text))
     return 0
+
+
+def _report(link: Connection, failure: messages.RankFailed) -> int:
+    """Send an error to rank 0, unless it has ended. Return the exit status."""
+    with contextlib.suppress(OSError):
+        link.send(failure)
+    return 1
 
 
 if __name__ == "__main__":
