@@ -190,7 +190,9 @@ def load_runner(
             collective, has_memory = group.join(
                 device, config.hidden, report_waiting, host_blocks=memory is not None
             )
-            if not has_memory:
+            if memory is not None and not has_memory:
+                notify(f"{_NO_HOST_BLOCKS} on every GPU.")
+                memory.close()
                 memory = None
         model = DeviceModel(
             config, weights, pages, kernels=device.type == "cuda", collective=collective
