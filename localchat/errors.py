@@ -131,6 +131,10 @@ class EngineDied(LocalchatError):
     code = "engine_died"
 
 
+FAULT_STATUS = 70
+"""Exit status of an engine process after a DeviceFault, which the last log line describes."""
+
+
 class DeviceFault(LocalchatError):
     """Raised in the process of a model, which then ends. The parent process sees EngineDied."""
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from localchat.backend_api.interface import LoadRequest, ModelInfo, Progress, Runner, Tokenizer
 from localchat.errors import LocalchatError, ModelMissing
@@ -14,18 +14,21 @@ from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_config
 from localchat_cuda.config.reader import read_config
-from localchat_cuda.environment import choose_gpu
 from localchat_cuda.gguf_files import OpenedFiles, digest_of, open_gguf
-from localchat_cuda.plan import memory_plan as planner
 from localchat_cuda.plan.draft_plan import DraftShape, read_draft
 from localchat_cuda.plan.preflight import refuse_adapters
+from localchat_cuda.plan.rank_plan import RankLoad, usable_gpus
 from localchat_cuda.plan.weight_sizes import parameters
+from localchat_cuda.ranks.split import split_config
 from localchat_cuda.tokenizer import (
     CheckpointTokenizer,
     chat_template,
     read_tokenizer_files,
     sampling_defaults,
 )
+
+if TYPE_CHECKING:
+    from localchat_cuda.runner.runner import CudaRunner
 
 DeviceKind = Literal["cuda", "cpu"]
 
@@ -37,7 +40,8 @@ class CheckpointModel:
         """Read config, tokenizer and headers. Raises ModelMissing, ModelInvalid."""
         self._path = path
         self._device = device
-        self._ordinal = 0
+        self._ordinals = [0]
+        """Numbers of the GPUs that may compute, as CUDA counts them, the best one first."""
         opened = open_gguf(path) if path.is_file() else _open_folder(path)
         self.config, notes = runtime_config(opened.config, gpu=device == "cuda")
         for note in notes:
@@ -62,30 +66,34 @@ class CheckpointModel:
                 hint="Download the model again, or use a GGUF file with llama.cpp. --dummy-weights measures "
                 "speed without weights.",
             )
-        limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
         headers = () if options.dummy_weights else self.headers
         config = rounded_config(self.config, options.quantize, self.info.name)
         ram_bytes = read_machine().ram_free_bytes
-        gpu = self._target_gpu()
+        gpus = self._target_gpus(options)
         draft = self._draft(options)
-        plan = planner.plan(config, headers, options, gpu, limits, ram_bytes, draft)
-        return demand(plan, self.info.name)
+        load = RankLoad(self.info.name, config, headers, options, gpus, ram_bytes, draft)
+        return demand(load.plan(), self.info.name)
 
     def _draft(self, options: LoadOptions) -> DraftShape | None:
         if options.draft is None:
             return None
         return read_draft(options.draft, self.config, gpu=self._device == "cuda")
 
-    def _target_gpu(self) -> Gpu:
-        """Return the GPU that computes. For the references, it describes this machine's memory."""
+    def _target_gpus(self, options: LoadOptions) -> list[Gpu]:
+        """Return the GPUs that may compute, the best one first.
+
+        For the references, they describe this machine's memory."""
         if self._device == "cpu":
             machine = read_machine()
-            return Gpu(0, "CPU", machine.ram_total_bytes, machine.ram_free_bytes)
+            cpu = Gpu(0, "CPU", machine.ram_total_bytes, machine.ram_free_bytes)
+            count = 1 if options.gpus == "auto" else options.gpus
+            self._ordinals = [0] * count
+            return [cpu] * count
         gpus, note = read_gpus()
         if not gpus:
             raise LocalchatError(f"No NVIDIA GPU is available. {note}".strip())
-        self._ordinal = choose_gpu(gpus)
-        return gpus[self._ordinal]
+        self._ordinals = usable_gpus(gpus)
+        return [gpus[n] for n in self._ordinals]
 
     def load(
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
@@ -105,14 +113,17 @@ class CheckpointModel:
         path = None if request.options.dummy_weights else self._path
         if path is None:
             notify("The weights are random, so the text is meaningless.")
-        device = f"cuda:{self._ordinal}" if self._device == "cuda" else self._device
+        device = f"cuda:{self._ordinals[0]}" if self._device == "cuda" else self._device
         config = rounded_config(self.config, request.options.quantize, self.info.name)
         draft = self._draft(request.options)
         shared = 0
         if draft is not None and draft.eagle is None:
             tokenizer = _tokenizer(Path(request.options.draft or ""), draft.config.vocabulary)
             shared = shared_vocabulary(draft.name, tokenizer, self.tokenizer)
-        runner = load_runner(config, path, device, request, progress, notify)
+        if request.plan.gpus > 1:
+            runner = self._load_ranks(config, path, request, progress, notify)
+        else:
+            runner = load_runner(config, path, device, request, progress, notify)
         if draft is not None and draft.eagle is not None:
             attach_eagle(runner, draft, request, notify)
         elif draft is not None:
@@ -120,6 +131,29 @@ class CheckpointModel:
         elif request.plan.prediction_head:
             attach_head(runner, config, source_of(config, path, runner.device), request, notify)
         return runner
+
+    def _load_ranks(
+        self,
+        config: ModelConfig,
+        path: Path | None,
+        request: LoadRequest,
+        progress: Progress,
+        notify: Callable[[str], None],
+    ) -> "CudaRunner":
+        """Load a model on several GPUs, with a process for each but the first."""
+        from localchat_cuda.load import load_runner
+        from localchat_cuda.ranks import host_memory, workers
+        from localchat_cuda.ranks.messages import RankJob
+
+        ranks = request.plan.gpus
+        devices = ["cpu"] * ranks
+        if self._device == "cuda":
+            devices = [f"cuda:{ordinal}" for ordinal in self._ordinals[:ranks]]
+        part = split_config(config, ranks, self.info.name)
+        with host_memory.created(part, request.plan) as file:
+            job = RankJob(0, ranks, devices[0], config, path, request, Path(), file)
+            with workers.started(job, devices[1:]) as group:
+                return load_runner(part, path, devices[0], request, progress, notify, group)
 
     def close(self) -> None:
         """Do nothing: an opened model has no resources. Idempotent."""

@@ -4,7 +4,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from triton.runtime.cache import triton_key
@@ -31,6 +33,9 @@ from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
 from localchat_cuda.kernels.launch import set_safe_mode, trust_callers
 from localchat_cuda.plan import window_plan
 from localchat_cuda.plan.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
+from localchat_cuda.ranks.collective import Collective
+from localchat_cuda.ranks.host_memory import block_count
+from localchat_cuda.ranks.rank_weights import RankWeights
 from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
@@ -81,6 +86,23 @@ _WARM_POSITIONS = (1, 130, 260, 520, 1040)
 """Positions, one for each number of ranges into which attention divides a history."""
 
 
+class RankGroup(Protocol):
+    """Processes that compute a model together, as one of them sees the others."""
+
+    rank: int
+    ranks: int
+    config: ModelConfig
+    """Shape of the whole model."""
+    host_memory: int
+    """Descriptor of the file with the host blocks of all ranks."""
+
+    def join(
+        self, device: torch.device, columns: int, progress: Progress, *, host_blocks: bool
+    ) -> tuple[Collective, bool]:
+        """Connect the ranks once all have loaded; see workers.Workers.join."""
+        ...
+
+
 def load_runner(
     config: ModelConfig,
     path: Path | None,
@@ -88,11 +110,13 @@ def load_runner(
     request: LoadRequest,
     progress: Progress,
     notify: Callable[[str], None],
+    group: RankGroup | None = None,
 ) -> CudaRunner:
     """Load weights to the device, allocate pages, and warm up.
 
     `path`: folder or GGUF file; None: random weights. Safe mode uses neither CUDA graphs nor PDL nor kernels in
-    Gluon. Raises ModelInvalid, DoesNotFit, DeviceFault, EngineClosed."""
+    Gluon. `group`: processes that compute the model together. `config` is then that of this rank,
+    and ranks other than 0 do not warm up. Raises ModelInvalid, DoesNotFit, DeviceFault, EngineClosed."""
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -107,19 +131,26 @@ def load_runner(
         # The head follows the last layer, and `progress(total, total)` follows the head.
         return progress(min(total * done // (layers + 1), total - 1), total)
 
+    def report_waiting(done: int, ranks: int) -> bool:
+        return progress(total - 1, total)
+
     source = source_of(config, path, device)
+    if group is not None and isinstance(source, CheckpointWeights):
+        source = RankWeights(source, group.config, config, group.rank)
     formats: LayerFormats = ()
     if isinstance(source, GgufWeights):
         formats = layer_formats(source.header)
     head_int8 = request.options.head_int8 and not config.head_format
     # Safe mode avoids kernels that are not needed.
     head_bounds = plan.head_bounds and device.type == "cuda" and not request.safe_mode
-    memory = _host_memory(device, kv_token_bytes(config, caps.kv_type) * PAGE_TOKENS, caps, notify)
+    memory = _host_memory(device, caps, notify, group)
+    # Rank 0 compiles the kernels of all ranks.
+    compiles = group is None or group.rank == 0
     with (
         CompileAhead(
             config,
             caps,
-            device,
+            device if compiles else torch.device("cpu"),
             notify,
             head_int8=head_int8,
             unpacked=plan.unpacked_bytes > 0,
@@ -153,17 +184,37 @@ def load_runner(
             saved_states=caps.saved_states,
             window_pages=caps.window_blocks and caps.window_blocks + 1,
         )
-        model = DeviceModel(config, weights, pages, kernels=device.type == "cuda")
+        memory = _pinned(memory, notify)
+        collective: Collective | None = None
+        if group is not None:
+            collective, has_memory = group.join(
+                device, config.hidden, report_waiting, host_blocks=memory is not None
+            )
+            if memory is not None and not has_memory:
+                notify(f"{_NO_HOST_BLOCKS} on every GPU.")
+                memory.close()
+                memory = None
+        model = DeviceModel(
+            config, weights, pages, kernels=device.type == "cuda", collective=collective
+        )
         progress(total, total)
         if device.type == "cuda":
             trust_callers()
-        runner = _runner(model, caps, _host_blocks(pages, memory, notify), request)
-        warm_up(runner)
+        host_blocks = None
+        if memory is not None:
+            host_blocks = HostPages(pages, memory, 0 if group is None else group.rank)
+        runner = _runner(model, caps, host_blocks, request, group)
+        if compiles:
+            warm_up(runner)
     return runner
 
 
 def _runner(
-    model: DeviceModel, caps: Capabilities, host_blocks: HostPages | None, request: LoadRequest
+    model: DeviceModel,
+    caps: Capabilities,
+    host_blocks: HostPages | None,
+    request: LoadRequest,
+    group: RankGroup | None,
 ) -> CudaRunner:
     """Make the runner, with the capabilities that its host blocks allow."""
     if host_blocks is None:
@@ -172,28 +223,38 @@ def _runner(
         padding_page = caps.kv_tokens // caps.block_tokens
         caps = replace(caps, host_block_s=host_blocks.load_s(padding_page))
     graph_bytes = max(0, request.plan.overhead_bytes - OVERHEAD_BYTES)
-    return CudaRunner(
+    make: Callable[..., CudaRunner] = CudaRunner
+    if group is not None and group.rank == 0:
+        # These modules import torch.distributed.
+        from localchat_cuda.ranks.ranked_runner import RankedRunner
+        from localchat_cuda.ranks.workers import Workers
+
+        assert isinstance(group, Workers)
+        make = partial(RankedRunner, workers=group)
+    return make(
         model, caps, graphs=not request.safe_mode, graph_bytes=graph_bytes, host_blocks=host_blocks
     )
 
 
 def _host_memory(
-    device: torch.device, size: int, caps: Capabilities, notify: Callable[[str], None]
+    device: torch.device,
+    caps: Capabilities,
+    notify: Callable[[str], None],
+    group: RankGroup | None,
 ) -> HostMemory | None:
     """Allocate pinned memory for the host blocks. None: not requested, or not available."""
-    if not caps.host_blocks:
+    file = -1 if group is None else group.host_memory
+    if not caps.host_blocks or (group is not None and file < 0):
         return None
     try:
-        return HostMemory(device, size, caps.host_blocks)
+        return HostMemory(device, caps.bytes_per_token * PAGE_TOKENS, caps.host_blocks, file)
     except OSError as error:
         notify(f"{_NO_HOST_BLOCKS} ({error.strerror}).")
         return None
 
 
-def _host_blocks(
-    pages: Pages, memory: HostMemory | None, notify: Callable[[str], None]
-) -> HostPages | None:
-    """Make the host blocks once their memory is pinned. None: no memory."""
+def _pinned(memory: HostMemory | None, notify: Callable[[str], None]) -> HostMemory | None:
+    """Wait until the memory of the host blocks is pinned. None: no memory."""
     if memory is None:
         return None
     try:
@@ -201,7 +262,7 @@ def _host_blocks(
     except RuntimeError as error:
         notify(f"{_NO_HOST_BLOCKS} ({error}).")
         return None
-    return HostPages(pages, memory)
+    return memory
 
 
 def source_of(config: ModelConfig, path: Path | None, device: torch.device) -> WeightSource:
@@ -240,9 +301,9 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
         block_tokens=PAGE_TOKENS,
         window_tokens=window_plan.window_of(config) if windows else 0,
         window_blocks=windows,
-        host_blocks=plan.cache_ram_bytes // block_bytes,
+        host_blocks=block_count(config, plan),
         host_layout=host_layout(config),
-        bytes_per_token=per_token,
+        bytes_per_token=per_token * config.ranks,
         rewind="any" if config.recurrent is None else "checkpoint",
         state_bytes=config.state_bytes,
         saved_states=plan.saved_states,

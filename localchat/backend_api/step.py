@@ -22,6 +22,10 @@ class _Last:
     def __repr__(self) -> str:
         return "LAST"
 
+    def __reduce__(self) -> str:
+        # Unpickle to the one object that runners compare with.
+        return "LAST"
+
 
 LAST = _Last()
 

@@ -29,9 +29,9 @@ _GROUPS: Final = {
     "Tools": ("tools", "root", "tool_rounds", "yes"),
     "Memory and GPU": (
         *("context_length", "kv_cache_type", "window_only", "cache_ram_mib", "cache_disk_gb"),
-        *("no_cache_disk", "threads", "gpu_layers", "experts_on_cpu", "require_gpu", "vram_gb"),
-        *("kv_gb", "quantize", "head_int8", "draft", "mmproj", "lora", "speculation", "anyway"),
-        *("backend", "llamacpp_library", "dummy_weights"),
+        *("no_cache_disk", "threads", "gpus", "gpu_layers", "experts_on_cpu", "require_gpu"),
+        *("vram_gb", "kv_gb", "quantize", "head_int8", "draft", "mmproj", "lora", "speculation"),
+        *("anyway", "backend", "llamacpp_library", "dummy_weights"),
     ),
     "Output and screen": (
         *("stats", "quiet", "color", "theme", "pictures", "reduced_motion", "screen_reader"),

@@ -247,6 +247,16 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         default="none",
         loads=True,
     ),
+    "gpus": Parameter(
+        "GPUs that compute every layer together (CUDA)",
+        "--gpus",
+        Label("Memory", "GPUs per model", unset="1"),
+        metavar="N",
+        valid="auto or a whole number of 1 or more",
+        default="1",
+        loads=True,
+        applies="reload",
+    ),
     "gpu_layers": Parameter(
         "Layers computed on the GPU",
         "--gpu-layers",

@@ -47,6 +47,7 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     cache_disk_gb: Annotated[float, Meta(ge=0, le=1_000_000)] = 10.0
     kv_gb: _Gigabytes | None = None
     vram_gb: _Gigabytes | None = None
+    gpus: Annotated[int, Meta(ge=1, le=64)] | Literal["auto"] = 1
     gpu_layers: _Whole | Literal["auto", "all"] = "auto"
     experts_on_cpu: _Whole | Literal["auto"] = "auto"
     require_gpu: bool = False

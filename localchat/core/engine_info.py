@@ -140,6 +140,7 @@ def engine_info(
         kv_types=can.kv_types if can else plan.kv_types,
         kv_tokens=can.kv_tokens if can else plan.kv_tokens,
         experts_on_cpu=plan.experts_on_cpu,
+        gpus=plan.gpus,
         max_rows=can.max_rows if can else 0,
         media=info.media,
         lora=spec.load.lora,
@@ -160,6 +161,8 @@ def fingerprint(
     parts = [__version__, info.identity, info.chat_template or "", info.quantization, kv_type]
     if load.head_int8:
         parts.append("head int8")
+    if load.gpus != 1:
+        parts.append(f"gpus {load.gpus}")
     if load.quantize:
         parts.append(f"layers {load.quantize}")
     if info.encoder:

@@ -44,7 +44,7 @@ from localchat.core.stats import EngineCounters
 from localchat.engine.events import Accepted, EngineStats, Event, Loading, MetricsSnapshot
 from localchat.engine.interface import EngineInfo
 from localchat.engine.local import protocol
-from localchat.errors import DeviceFault, EngineClosed, LocalchatError, UsageError
+from localchat.errors import FAULT_STATUS, DeviceFault, EngineClosed, LocalchatError, UsageError
 from localchat.fit.hardware import read_cores
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.speed import SpeedHistory
@@ -524,7 +524,7 @@ def serve(source: BinaryIO, sink: BinaryIO, render_process: RenderProcess) -> in
         return EngineProcess(spec, opened, frames, sender, counters).run()
     except DeviceFault as fault:
         sys.stderr.write(f"{fault}\n")
-        return protocol.FAULT_STATUS
+        return FAULT_STATUS
 
 
 def private_pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -76,6 +76,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Capacity of the KV cache in tokens, 0 if unknown."""
     experts_on_cpu: int = 0
     """GPU layers whose experts are in RAM."""
+    gpus: int = 1
+    """GPUs that compute every layer together."""
     max_rows: int = 0
     """Maximum number of sequences in a step, 0 if unknown."""
     sampling: dict[str, float] = {}

@@ -11,6 +11,7 @@ import msgspec
 
 GpuLayers: TypeAlias = int | Literal["auto", "all"]
 ExpertsOnCpu: TypeAlias = int | Literal["auto"]
+GpuCount: TypeAlias = int | Literal["auto"]
 RoundedType: TypeAlias = Literal["fp8", "int8", "int4"]
 
 
@@ -66,6 +67,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """RAM for prefixes that are swapped to the host."""
     require_gpu: bool = False
     """Whether to refuse the load rather than compute on the CPU alone."""
+    gpus: GpuCount = 1
+    """GPUs that compute every layer together (CUDA backend). `auto`: as few as have room."""
     gpu_limit_bytes: int | None = None
     """Memory limit for each GPU."""
     kv_limit_bytes: int | None = None

@@ -94,6 +94,8 @@ class MemoryPlan:
     """Sequences computed at once. 0: the requested number."""
     experts_on_cpu: int = 0
     """Layers on the GPU whose experts stay in RAM, from the first."""
+    gpus: int = 1
+    """GPUs that compute every layer together. The sizes on GPUs are those of each one."""
     gpu_shares: tuple[GpuShare, ...] = ()
     """Layers of each GPU, in order. Empty with fewer than two GPUs."""
 

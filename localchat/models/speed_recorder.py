@@ -22,7 +22,8 @@ _MAX_KV_TOKENS: Final = 2048
 def measured_run(info: EngineInfo, done: Done) -> Run | None:
     """Return the run that an answer measured, without the gain of speculation. None if it measured nothing.
 
-    Answers that are too short, far into a long context, or with drafts of unknown gain measure nothing.
+    Answers that are too short, far into a long context, with drafts of unknown gain, or computed by several
+    GPUs measure nothing.
     """
     rate = done.timings.decode_tokens_per_s
     gain = 1.0
@@ -33,6 +34,7 @@ def measured_run(info: EngineInfo, done: Done) -> Run | None:
         or min(rate, gain) <= 0
         or done.usage.completion_tokens < _MIN_TOKENS
         or done.kv_used_tokens > _MAX_KV_TOKENS
+        or info.gpus > 1
     ):
         return None
     return Run(

@@ -49,10 +49,21 @@ BACKENDS = {
     "llamacpp": ("llamacpp", _llamacpp),
     "llamacpp-gpu": ("tests.support.gpu_llamacpp:GpuLlamaCppBackend", _llamacpp),
     "cuda": ("localchat_cuda.backend:ReferenceBackend", _cuda),
+    "cuda-ranks": ("tests.support.rank_backend:TwoRankBackend", _cuda),
 }
 
 
-@pytest.fixture(scope="session", params=list(BACKENDS))
+_LONG = "cuda-ranks"
+"""Each of its engines starts two processes that import torch."""
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        *(name for name in BACKENDS if name != _LONG),
+        pytest.param(_LONG, marks=pytest.mark.slow),
+    ],
+)
 def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path]:

@@ -45,6 +45,7 @@ def test_every_option_but_slots_and_draft_follows_a_setting() -> None:
         context_length=9,
         kv_cache_type="q8_0",
         cache_ram_mib=2,
+        gpus=2,
         gpu_layers=1,
         experts_on_cpu=1,
         require_gpu=True,

@@ -117,6 +117,11 @@ def test_answers_that_tell_nothing_are_left_out(done: Done, tmp_path: Path) -> N
     assert SpeedHistory(tmp_path).runs() == ()
 
 
+def test_answers_that_several_gpus_computed_are_left_out() -> None:
+    assert measured_run(INFO, LONG) is not None
+    assert measured_run(msgspec.structs.replace(INFO, gpus=2), LONG) is None
+
+
 def test_what_drafts_gained_is_taken_out_again() -> None:
     drafted = Speculation(drafted=90, accepted=60, speedup=2.0)
     found = measured_run(INFO, msgspec.structs.replace(LONG, speculation=drafted))

@@ -89,7 +89,8 @@ def test_of_several_cards_one_that_can_compute_is_taken(
     monkeypatch.setattr("localchat_cuda.checkpoint_model.read_gpus", lambda: (cards, ""))
     model = CudaBackend().open(folder, lambda note: None)
     assert isinstance(model, CheckpointModel)
-    assert model._target_gpu() is new and model._ordinal == 1
+    assert model._target_gpus(LoadOptions()) == [new, other]
+    assert model._ordinals == [1, 2]
     machine = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33, gpus=cards)
     plan = CudaBackend().plan(read_checkpoint(folder), LoadOptions(max_slots=2), machine)
     assert any("RTX 3060, number 1" in note for note in plan.notes)

@@ -25,6 +25,7 @@ from localchat_cuda.config.reader import parse_config
 from localchat_cuda.ggml_forms import FORMS, GGUF_FORMS
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.launch import Traits
+from localchat_cuda.ranks.split import split_config
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MAX_DECODE_WIDTH,
@@ -209,6 +210,16 @@ def test_every_architecture_can_be_compiled_ahead() -> None:
     assert "rms_norm_post" in found["Gemma2ForCausalLM"]
     streams = {name for name, kernels in found.items() if "altup" in kernels}
     assert streams == {"Gemma3nForConditionalGeneration"}
+
+
+def test_kernels_take_the_shapes_of_one_of_several_gpus() -> None:
+    whole = {name: parse_config(raw, name) for name, (raw, _) in CONFIGS.items()}
+    whole["awq"] = parse_config({**QWEN25, "quantization_config": AWQ}, "it")
+    jobs = {}
+    for name in ("awq", "deepseek-v2-lite"):
+        part = split_config(whole[name], 2, name)
+        jobs[name] = CompileJob(part, can_of(part, slots=1), HOPPER)
+    assert all("sampling.sample" in kernels for kernels in met(jobs).values())
 
 
 def test_a_layer_of_each_kind_is_kept_and_the_last_stays_the_last() -> None:

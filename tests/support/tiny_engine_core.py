@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +26,18 @@ from localchat.kv_store.store import KVStore
 from localchat_cuda import load_drafts
 from localchat_cuda.config.reader import read_config
 from localchat_cuda.plan.draft_plan import read_draft
+from localchat_cuda.ranks.collective import Collective
+from localchat_cuda.ranks.rank_weights import RankWeights
+from localchat_cuda.ranks.ranked_runner import RankedRunner
+from localchat_cuda.ranks.split import split_config
+from localchat_cuda.ranks.workers import Workers
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.loader import load
-from localchat_cuda.weights.source import CheckpointWeights
+from localchat_cuda.weights.source import CheckpointWeights, WeightSource
 from tests.support.cache_integrity import check
 from tests.support.greedy import NEARLY_GREEDY
 from tests.support.tiny_models import CPU, VOCABULARY, spoil
@@ -94,11 +100,21 @@ def tiny_runner(
     saved_states: int = 6,
     state_interval: int = 0,
     window_blocks: int = 0,
+    collective: Collective | None = None,
+    workers: Workers | None = None,
+    host_file: int = -1,
 ) -> CudaRunner:
     """A runner over a checkpoint folder, with unwritten pages that spoil whatever reads them. With
-    `window_blocks` windowed layers have pages of their own, the last of which nobody writes."""
+    `window_blocks` windowed layers have pages of their own, the last of which nobody writes. `collective`: the
+    runner is one rank of several, and with `workers` it is the first, whose host blocks are in `host_file`."""
     config = read_config(folder)
-    source = CheckpointWeights(folder, device)
+    source: WeightSource = CheckpointWeights(folder, device)
+    rank = 0
+    if collective is not None:
+        whole = config
+        rank = collective.rank
+        config = split_config(whole, collective.ranks, folder.name)
+        source = RankWeights(CheckpointWeights(folder, device), whole, config, rank)
     weights = load(
         config, source, device, dtype=dtype, head_int8=head_int8, head_bounds=head_bounds
     )
@@ -119,7 +135,7 @@ def tiny_runner(
         window_tokens=max((0, *config.windows)) if window_blocks else 0,
         window_blocks=window_blocks,
         host_blocks=host_blocks,
-        bytes_per_token=pages.page_bytes // PAGE,
+        bytes_per_token=pages.page_bytes * config.ranks // PAGE,
         kv_type="fp8" if fp8_kv else str(dtype),
         step_target_s=0.1,
         rewind="checkpoint" if hybrid else "any",
@@ -127,12 +143,16 @@ def tiny_runner(
         saved_states=saved_states if hybrid else 0,
         state_interval_tokens=state_interval if hybrid else 0,
     )
-    model = DeviceModel(config, weights, pages, kernels=kernels)
+    model = DeviceModel(config, weights, pages, kernels=kernels, collective=collective)
     host = None
     if host_blocks:
-        memory = HostMemory(device, pages.page_bytes, host_blocks)
+        memory = HostMemory(device, pages.page_bytes * config.ranks, host_blocks, host_file)
         memory.wait()
-        host = HostPages(pages, memory)
+        host = HostPages(pages, memory, rank)
+    if workers is not None:
+        return RankedRunner(
+            model, can, workers, graphs=graphs, graph_bytes=1 << 62, host_blocks=host
+        )
     return CudaRunner(model, can, graphs=graphs, host_blocks=host)
 
 
@@ -262,6 +282,8 @@ class TinyLoop:
             if self.core.idle:
                 break
             self.step()
+            # Threads that read the disk, or run other ranks, need the interpreter.
+            time.sleep(0)
         else:
             raise AssertionError("the engine core does not become idle")
         self.step()

@@ -10,15 +10,18 @@ import safetensors.torch
 import torch
 import transformers
 
+from localchat.fit.load_options import RoundedType
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.model import ModelConfig, rounded_config
 from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.layers.dense import DenseLayers
-from localchat_cuda.layers.output_head import compute_logits
 from localchat_cuda.layers.packed import PackedLayers
+from localchat_cuda.ranks.collective import Collective
+from localchat_cuda.ranks.rank_weights import RankWeights
+from localchat_cuda.ranks.split import split_config
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
     build_input_batch,
@@ -27,10 +30,11 @@ from localchat_cuda.runner.input_batch import (
 )
 from localchat_cuda.runner.input_batch import TokenSpan as Placed
 from localchat_cuda.runner.kv_pages import Pages
+from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.model_weights import ModelWeights
-from localchat_cuda.weights.source import CheckpointWeights
+from localchat_cuda.weights.source import CheckpointWeights, WeightSource
 
 CPU = torch.device("cpu")
 VOCABULARY = 160
@@ -574,16 +578,19 @@ class Tiny:
 
     def __init__(
         self, folder: Path, dtype: torch.dtype, *, kernels: bool = False, fp8_kv: bool = False,
-        prefill_tile: PrefillTileConfig | None = None,
+        prefill_tile: PrefillTileConfig | None = None, collective: Collective | None = None,
+        rounded: RoundedType | None = None,
     ) -> None:  # fmt: skip
-        self.config: ModelConfig = read_config(folder)
-        self.architecture = ARCHITECTURES[self.config.architecture]
-        self.weights: ModelWeights = load(
-            self.config,
-            CheckpointWeights(folder, CPU),
-            CPU,
-            dtype=dtype,
-        )
+        """`collective`: the model is one rank of several. `rounded`: type to round the layers to."""
+        whole = rounded_config(read_config(folder), rounded, folder.name)
+        self.config: ModelConfig = whole
+        source: WeightSource = CheckpointWeights(folder, CPU)
+        if collective is not None:
+            self.config = split_config(whole, collective.ranks, folder.name)
+            source = RankWeights(
+                CheckpointWeights(folder, CPU), whole, self.config, collective.rank
+            )
+        self.weights: ModelWeights = load(self.config, source, CPU, dtype=dtype)
         self.kernels = kernels
         heads, d = self.config.heads, self.config.head_dim_of(self.config.layers - 1)
         self.batch_config = BatchConfig(
@@ -592,6 +599,7 @@ class Tiny:
         )  # fmt: skip
         self.pages = Pages(self.config, 13, 256, CPU, dtype, fp8=fp8_kv, slots=3)
         spoil(self.pages)
+        self.collective = collective
         order = torch.randperm(12, generator=torch.Generator().manual_seed(2)).int()
         self.tables = torch.cat((order.view(3, 4), torch.tensor([[12, 0, 0, 0]]).int()))
 
@@ -613,9 +621,10 @@ class Tiny:
         ]
         inputs = model_inputs(batch, slices, token_table, self.tables, torch.tensor(wanted))
         kind = PackedLayers if packed else DenseLayers
-        layers = kind(self.config, inputs, self.pages, kernels=self.kernels)
-        states = self.architecture.forward(layers, self.weights)
-        return compute_logits(states, self.weights.head, self.config.head_cap, kernels=self.kernels)
+        how: Any = {"kernels": self.kernels, "collective": self.collective}
+        layers = kind(self.config, inputs, self.pages, **how)
+        model = DeviceModel(self.config, self.weights, self.pages, **how)
+        return model.logits(ARCHITECTURES[self.config.architecture].forward(layers, self.weights))
 
     def prompt(self, tokens: Sequence[int], chunk: int, slot: int = 0, **how: bool) -> torch.Tensor:
         """Logits of every token, computed in chunks."""

@@ -76,7 +76,7 @@ def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
     else:
         q = latents = ops.gemm(x, linears["q_kv"])
     x = ops.attend_latent(q, latents, norms["kv_latent"], layer.kv, number)
-    return ops.gemm(x, linears["o"])
+    return ops.reduce(ops.gemm(x, linears["o"]))
 
 
 forward = partial(llama.forward, mix=mix)

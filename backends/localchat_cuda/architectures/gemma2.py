@@ -72,11 +72,11 @@ def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
         qkv = ops.gemm(x, layer.linears["qkv"])
         norms = HeadNorms.of(layer.norms)
         x = ops.attend(qkv, number, layer.biases.get("qkv"), norms)
-        y = ops.gemm(x, layer.linears["o"])
+        y = ops.reduce(ops.gemm(x, layer.linears["o"]))
         post = layer.norms["post_attention"]
         x = ops.add_norm(y, layer.norms["mlp"], post)
         x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y = ops.gemm(x, layer.linears["down"])
+        y = ops.reduce(ops.gemm(x, layer.linears["down"]))
         post = layer.norms["post_mlp"]
         if number < last:
             x = ops.add_norm(y, weights.layers[number + 1].norms["attention"], post)

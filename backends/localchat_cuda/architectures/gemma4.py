@@ -100,7 +100,8 @@ def attend(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> X:
 
 def feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
     """Return the partial sums of the MLP, or the sum of MLP and experts."""
-    y = ops.gemm(ops.gemm_act_mul(x, layer.linears["gate_up"]), layer.linears["down"])
+    x = ops.gemm_act_mul(x, layer.linears["gate_up"])
+    y = ops.reduce(ops.gemm(x, layer.linears["down"]))
     if layer.experts is None:
         return y
     expert_sums = ops.run_experts(None, layer.norms["experts"], layer.experts)
@@ -118,7 +119,7 @@ def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
         x = attend(ops, x, layer, number)
-        y = ops.gemm(x, layer.linears["o"])
+        y = ops.reduce(ops.gemm(x, layer.linears["o"]))
         post = layer.norms["post_attention"]
         x = ops.add_norm(y, layer.norms["mlp"], post)
         y = feed(ops, x, layer)

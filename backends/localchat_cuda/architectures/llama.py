@@ -53,7 +53,7 @@ def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
     qkv = ops.gemm(x, linears["qkv"])
     norms = HeadNorms.of(layer.norms)
     x = ops.attend(qkv, number, layer.biases.get("qkv"), norms, layer.sinks)
-    return ops.gemm(x, linears["o"])
+    return ops.reduce(ops.gemm(x, linears["o"]))
 
 
 def forward(
@@ -70,7 +70,8 @@ def forward(
             y = ops.run_experts(y, layer.norms["mlp"], layer.experts, layer.biases.get("o"))
         else:
             x = ops.add_norm(y, layer.norms["mlp"])
-            y = ops.gemm(ops.gemm_act_mul(x, layer.linears["gate_up"]), layer.linears["down"])
+            x = ops.gemm_act_mul(x, layer.linears["gate_up"])
+            y = ops.reduce(ops.gemm(x, layer.linears["down"]))
         if number < last:
             x = ops.add_norm(y, weights.layers[number + 1].norms["attention"])
     return ops.finish(y, weights.last_norm)

@@ -112,7 +112,8 @@ FAMILY = Family(
 
 
 def _feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
-    return ops.gemm(ops.square_relu(ops.gemm(x, layer.linears["up"])), layer.linears["down"])
+    x = ops.square_relu(ops.gemm(x, layer.linears["up"]))
+    return ops.reduce(ops.gemm(x, layer.linears["down"]))
 
 
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:

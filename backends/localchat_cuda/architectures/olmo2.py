@@ -43,9 +43,10 @@ def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
         qkv = ops.gemm(x, layer.linears["qkv"])
         norms = HeadNorms(layer.norms["q_norm"], layer.norms["k_norm"])
         x = ops.attend(qkv, number, None, norms)
-        x = ops.add_norm(ops.gemm(x, layer.linears["o"]), None, layer.norms["post_attention"])
+        y = ops.reduce(ops.gemm(x, layer.linears["o"]))
+        x = ops.add_norm(y, None, layer.norms["post_attention"])
         x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y = ops.gemm(x, layer.linears["down"])
+        y = ops.reduce(ops.gemm(x, layer.linears["down"]))
         post = layer.norms["post_mlp"]
         if number < last:
             x = ops.add_norm(y, None, post)

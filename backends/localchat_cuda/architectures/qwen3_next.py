@@ -104,7 +104,7 @@ def mix(ops: DenseLayers, x: torch.Tensor, layer: LayerWeights, number: int) -> 
         return ops.gemm(x, layer.linears["out"])
     norms = HeadNorms(layer.norms["q_norm"], layer.norms["k_norm"])
     x = ops.attend_gated(ops.gemm(x, layer.linears["qkv"]), number, norms)
-    return ops.gemm(x, layer.linears["o"])
+    return ops.reduce(ops.gemm(x, layer.linears["o"]))
 
 
 forward = partial(llama.forward, mix=mix)

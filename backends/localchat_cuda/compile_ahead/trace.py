@@ -41,6 +41,7 @@ from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.attention.decode import LONG_TOKENS
+from localchat_cuda.ranks.collective import Alone
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
     MAX_DECODE_WIDTH,
@@ -143,7 +144,9 @@ def meta_runner(job: CompileJob) -> CudaRunner:
     )
     if job.unpacked:
         weights = with_unpacked(weights, pages.dtype)
-    return CudaRunner(DeviceModel(config, weights, pages, kernels=True), capabilities, graphs=False)
+    collective = Alone(config.ranks) if config.ranks > 1 else None
+    model = DeviceModel(config, weights, pages, kernels=True, collective=collective)
+    return CudaRunner(model, capabilities, graphs=False)
 
 
 class CompileShape(NamedTuple):

@@ -85,11 +85,18 @@ class ModelConfig:
     """Widths of multi-head latent attention, whose keys are one head of latents."""
     gemma: GemmaLayers | None = None
     """Layers of a Gemma 3n or 4. The other fields then describe the layers with a window."""
+    ranks: int = 1
+    """Processes that compute the model together. Heads and columns inside layers are those of one rank."""
 
     @property
     def architecture(self) -> str:
         """Name of the family."""
         return self.family.name
+
+    @property
+    def vocabulary_part(self) -> int:
+        """Rows of the embedding and of the head that one rank stores. The last rank may have padding."""
+        return -(-self.vocabulary // self.ranks)
 
     def window(self, layer: int) -> int:
         """Return the number of keys that a query of a layer sees; 0: all."""

@@ -43,6 +43,7 @@ from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.layers.head_norms import HeadNorms
 from localchat_cuda.layers.output_head import dense_gemm
+from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages, PrefillBatch
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.model_weights import LayerInputs, RecurrentWeights
@@ -121,6 +122,12 @@ class Layers(Protocol[X]):
         and not normed if `gain` is None."""
         ...
 
+    def reduce(self, y: torch.Tensor) -> torch.Tensor:
+        """Add up the partial sums [S, T, N] of all ranks.
+
+        For products of weights whose input features are divided among the ranks. One rank changes nothing."""
+        ...
+
     def gemm_act_mul(self, x: X, weight: Weight) -> X:
         """Return act(gate) * up of x w^T: [T, K] from a weight of 2K features, gate first."""
         ...
@@ -172,12 +179,20 @@ class LayersBase:
     Size: all operations share the state of one step: residual, pages and rows."""
 
     def __init__(
-        self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
+        self,
+        config: ModelConfig,
+        inputs: ModelInputs,
+        pages: Pages,
+        *,
+        kernels: bool,
+        collective: Collective | None = None,
     ) -> None:
         self.config = config
         self.inputs = inputs
         self.pages = pages
         self.kernels = kernels
+        self.collective = collective
+        """Ranks that compute the model together; None: this process alone."""
         self.device = pages.device
         self.dtype = pages.dtype
         self.tokens = inputs.ids.shape[0]
@@ -195,6 +210,22 @@ class LayersBase:
         """Return the kernel, or its reference where kernels do not run."""
         return kernel if self.kernels else reference
 
+    def reduce(self, y: torch.Tensor) -> torch.Tensor:
+        if self.collective is None:
+            return y
+        return self.collective.add_up(y.sum(0, keepdim=True, dtype=torch.float32))
+
+    def embedded(self, table: torch.Tensor) -> torch.Tensor:
+        """Return the rows of the embedding [vocabulary, K] for the step's tokens: [T, K]."""
+        ids = self.inputs.ids.long()
+        if self.collective is None:
+            return table[ids]
+        # Each rank has some of the rows. The others are zeros, so the sum is exact.
+        local = ids - self.collective.rank * len(table)
+        inside = (local >= 0) & (local < len(table))
+        rows = table[local * inside] * inside[:, None]
+        return self.collective.add_up(rows.float()).to(table.dtype)
+
     def tap(self, layer: int) -> None:
         """Store the states before a layer if `taps` contains it. Call before the layer's first gemm."""
         if layer in self.taps:
@@ -206,11 +237,8 @@ class LayersBase:
         """Write rotated queries to their buffer, and rotated keys and values to their pages."""
         self.tap(layer)
         pages = self.pages.layer(layer)
-        if norms is not None and norms.q.shape[0] != self.config.head_dim_of(layer):
-            normed = torch.empty(1, self.tokens, qkv.shape[2], device=self.device)
-            normalize = self.implementation(qk_norm.normalize, qk_norm.reference)
-            normalize(qkv, norms.q, norms.k, normed[0], self.config.eps)
-            qkv = normed
+        if norms is not None and self.config.family.normed_projections:
+            qkv = self._normed_projections(qkv, norms)
             norms = None
         q_norm, k_norm = _weights_of(norms)
         rope_store = self.implementation(rope.rope_store, rope.reference)
@@ -231,6 +259,31 @@ class LayersBase:
             columns=self.config.rotation.columns,
             exponents=pages.exponents,
         )
+
+    def _normed_projections(self, qkv: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
+        """Norm queries and keys of partial sums over all heads: fp32 [1, T, N]."""
+        if self.collective is not None:
+            return self._normed_across_ranks(qkv, norms, self.collective)
+        normed = torch.empty(1, self.tokens, qkv.shape[2], device=self.device)
+        normalize = self.implementation(qk_norm.normalize, qk_norm.reference)
+        normalize(qkv, norms.q, norms.k, normed[0], self.config.eps)
+        return normed
+
+    def _normed_across_ranks(
+        self, qkv: torch.Tensor, norms: HeadNorms, collective: Collective
+    ) -> torch.Tensor:
+        """Norm queries and keys over the heads of all ranks, with plain torch."""
+        total = qkv.sum(0, dtype=torch.float32)
+        queries = len(norms.q)
+        keys = len(norms.k)
+        q, k, v = torch.split(total, [queries, keys, keys], 1)
+        # Copied key heads count once per rank, in the sum as in the mean.
+        squares = torch.stack((q.square().mean(1), k.square().mean(1)), 1)
+        means = collective.add_up(squares) / collective.ranks
+        inverse = torch.rsqrt(means + self.config.eps)
+        q = q * inverse[:, :1] * norms.q.float()
+        k = k * inverse[:, 1:] * norms.k.float()
+        return torch.cat((q, k, v), 1)[None]
 
     def _tables(self, layer: int) -> torch.Tensor:
         """Return the block tables of a layer's pages."""
@@ -417,7 +470,7 @@ class LayersBase:
         assert part is not None
         rules = self.rules(layer, sinks)
         d = config.head_dim_of(layer)
-        fits_norms = norms is None or (norms.q.shape[0] == d and not norms.values)
+        fits_norms = norms is None or not (config.family.normed_projections or norms.values)
         fits_shape = part.one_page and decode_fused.serves(
             qkv, config.heads, d, pages.k, pages.exponents
         )
@@ -539,6 +592,15 @@ class LayersBase:
         weights: experts.Experts,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        return self.reduce(self._expert_sums(y, gain, weights, bias))
+
+    def _expert_sums(
+        self,
+        y: torch.Tensor | None,
+        gain: torch.Tensor,
+        weights: experts.Experts,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
         if not self.kernels:
             return experts.reference(self.normed(y, self.residual, gain, bias=bias), weights)
         rows = self.residual.shape[0]
@@ -581,7 +643,7 @@ class LayersBase:
 
     def embed_residual(self, table: torch.Tensor) -> None:
         """Set the residual to rows of the table [vocabulary, K]."""
-        self.residual.copy_(table[self.inputs.ids.long()])
+        self.residual.copy_(self.embedded(table))
         if self.config.embedding_scale != 1.0:
             self.residual.mul_(self.embedding_scale)
 
@@ -595,7 +657,7 @@ class LayersBase:
         # to the device, and graphs cannot capture that.
         rows = ids * (ids < gemma.input_vocabulary)
         embedded = inputs.table[rows].view(shape).float() * scale
-        x = (table[ids].float() * self.embedding_scale).to(self.dtype)
+        x = (self.embedded(table).float() * self.embedding_scale).to(self.dtype)
         projected = dense_gemm(x, inputs.projection, kernels=self.kernels).view(shape).float()
         # The reference divides the projection by the root of the hidden columns. A norm cancels such a factor,
         # except in its eps.

@@ -15,6 +15,7 @@ from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.layers.dense import LayersBase
 from localchat_cuda.layers.head_norms import HeadNorms
+from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.model_weights import RecurrentWeights
@@ -47,9 +48,15 @@ class PackedLayers(LayersBase):
     """Layers with packed activations, for steps of at most ModelWeights.packed_rows tokens."""
 
     def __init__(
-        self, config: ModelConfig, inputs: ModelInputs, pages: Pages, *, kernels: bool
+        self,
+        config: ModelConfig,
+        inputs: ModelInputs,
+        pages: Pages,
+        *,
+        kernels: bool,
+        collective: Collective | None = None,
     ) -> None:
-        super().__init__(config, inputs, pages, kernels=kernels)
+        super().__init__(config, inputs, pages, kernels=kernels, collective=collective)
         self._buffers: dict[tuple[int, int, bool], w4_activations.Rows] = {}
         self._prepare = self.implementation(w4_activations.prepare, w4_activations.reference)
 
@@ -57,6 +64,11 @@ class PackedLayers(LayersBase):
         if gain is None:
             self.embed_residual(table)
             return self._write_packed("plain", self.residual[None])
+        if self.collective is not None:
+            # The kernel reads rows of the whole table.
+            self.embed_residual(table)
+            normed = self.normed(None, self.residual, gain)
+            return self._write_packed("plain", normed[None])
         return self._write_packed("embed", table, gain)
 
     def gemm(self, x: PackedActivations, weight: Weight) -> torch.Tensor:

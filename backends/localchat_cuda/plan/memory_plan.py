@@ -30,11 +30,12 @@ from localchat_cuda.ggml_forms import packed_bytes
 from localchat_cuda.plan import draft_plan, window_plan
 from localchat_cuda.plan.draft_plan import DraftShape
 from localchat_cuda.plan.weight_sizes import (
-    dummy_bytes,
     float_bytes,
     head_bounds_bytes,
     head_int8_bytes,
+    own_dummy_bytes,
     unpacked_bytes,
+    weight_share,
     weights_bytes,
 )
 
@@ -45,6 +46,8 @@ _LARGE_STEPS = ((60_000_000_000, 8192), (30_000_000_000, 4096))
 doubling dequantizes half as often."""
 OVERHEAD_BYTES = 800_000_000
 """The driver's context, the libraries' handles and workspaces, compiled kernels."""
+_COLLECTIVE_BYTES = 400_000_000
+"""Buffers of NCCL for sums over several GPUs (not measured yet)."""
 _MIN_GRAPH_BYTES = 150_000_000
 _GRAPH_SHARE = 50
 LOGIT_ROWS = 64
@@ -103,18 +106,21 @@ def plan(
     limits: StepLimits | None = None,
     ram_bytes: int = 0,
     draft: DraftShape | None = None,
+    undivided: ModelConfig | None = None,
 ) -> MemoryPlan:
     """Plan a load to one GPU. Never raises for lack of memory; `fit.memory_plan.demand` does that.
 
     ram_bytes: free RAM, of which pinned memory for idle KV takes a part. Raises UsageError for a KV type that
-    the engine lacks, and for impossible numbers.
+    the engine lacks, and for impossible numbers. undivided: shape of the whole model, if `config` is that of
+    one of several GPUs that compute it together.
     """
     headers = tuple(headers)
     # A capped context has an error of its own.
     trained = 0 if config.context_capped else config.context_train
     check_context("The model", options.context_tokens, trained, anyway=options.anyway)
     _check_options(config, options)
-    load = _GpuLoad(config, headers, options, gpu, limits or StepLimits(), ram_bytes, draft)
+    share = weight_share(undivided or config, config)
+    load = _GpuLoad(config, headers, options, gpu, limits or StepLimits(), ram_bytes, draft, share)
     shared_pool = _memory_plan(_budget(load, has_window_pool=False))
     if not window_plan.window_of(config) or config.recurrent is not None:
         return shared_pool
@@ -268,6 +274,8 @@ def _extra_token_bytes(config: ModelConfig) -> int:
 def can_bound_head(config: ModelConfig) -> bool:
     """Return True if the output head can have an int8 copy that bounds its logits."""
     plain = config.dtype != "float32" and not config.head_format and not config.head_cap
+    # Likely tokens would have to be found across GPUs.
+    plain = plain and config.ranks == 1
     return HEAD_BOUNDS and plain and config.hidden % HEAD_COLUMNS == 0
 
 
@@ -318,6 +326,8 @@ class _GpuLoad:
     limits: StepLimits
     ram_bytes: int
     draft: DraftShape | None
+    share: float
+    """Part of the stored weights that this GPU loads."""
 
     @property
     def context(self) -> int:
@@ -442,7 +452,9 @@ def _base_budget(load: _GpuLoad, *, has_window_pool: bool) -> GpuBudget:
     if load.limits.gpu_bytes is not None:
         free = min(free, load.limits.gpu_bytes)
     kv_type = canonical_kv_type(options.kv_type) or kv_types(config)[0]
-    weights = weights_bytes(config, load.headers) if load.headers else dummy_bytes(config)
+    weights = own_dummy_bytes(config)
+    if load.headers:
+        weights = round(weights_bytes(config, load.headers) * load.share)
     step = step_tokens(free)
     if has_window_pool:
         page = PAGE_TOKENS * kv_token_bytes(config, kv_type, windowed=True)
@@ -455,6 +467,11 @@ def _base_budget(load: _GpuLoad, *, has_window_pool: bool) -> GpuBudget:
         workspace += (options.max_slots + 1) * (load.context // PAGE_TOKENS) * _TABLE
     if kv_type == FP8:
         workspace += dequant_bytes(config, load.gpu)
+    if config.ranks > 1:
+        # Buffers of NCCL, and the logits of all GPUs side by side.
+        workspace += (
+            _COLLECTIVE_BYTES + 2 * logit_rows(options.max_slots) * config.vocabulary * _FLOAT
+        )
     return GpuBudget(
         load=load,
         free=free,
@@ -536,6 +553,8 @@ def _with_prediction_head(budget: GpuBudget) -> GpuBudget:
     load = budget.load
     config = load.config
     can_draft = load.options.speculation and budget.saved_states > 0 and load.draft is None
+    # A head reads the whole embedding and output head, of which a GPU has a part.
+    can_draft = can_draft and config.ranks == 1
     if not can_draft or not has_head(config, load.headers):
         return budget
     weights = head_bytes(config, load.headers)

@@ -5,6 +5,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
+from msgspec import structs
+
 from localchat.errors import ModelInvalid, UsageError
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
@@ -17,8 +19,8 @@ from localchat_cuda.config.gguf import config_of, loaded_header, tokenizer_kind
 from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_config
 from localchat_cuda.config.reader import parse_config
 from localchat_cuda.environment import choose_gpu
-from localchat_cuda.plan import memory_plan as planner
 from localchat_cuda.plan.draft_plan import read_draft
+from localchat_cuda.plan.rank_plan import RankLoad, usable_gpus
 from localchat_cuda.plan.weight_sizes import head_bounds_bytes, token_bytes, weights_bytes
 
 KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
@@ -50,9 +52,14 @@ def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> Mem
     config = rounded_config(config, options.quantize, model.name)
     draft = None if options.draft is None else read_draft(options.draft, config)
     gpu = _gpu(machine)
-    limits = planner.StepLimits(options.gpu_limit_bytes, options.kv_limit_bytes)
     headers = () if options.dummy_weights else headers
-    plan = planner.plan(config, headers, options, gpu, limits, machine.ram_free_bytes, draft)
+    gpus = [machine.gpus[n] for n in usable_gpus(machine.gpus)]
+    if not gpus:
+        gpus = [gpu]
+        options = structs.replace(options, gpus=1)
+    plan = RankLoad(
+        model.name, config, headers, options, gpus, machine.ram_free_bytes, draft
+    ).plan()
     plan = replace(plan, notes=(*config_notes, *plan.notes))
     if not machine.gpus:
         note = ""
@@ -68,7 +75,7 @@ def plan_for(model: ModelSummary, options: LoadOptions, machine: Machine) -> Mem
                 else "Leave out --backend cuda: llama.cpp runs it on the CPU.",
             ),
         )
-    if len(machine.gpus) > 1:
+    if len(machine.gpus) > 1 and plan.gpus == 1:
         note = f"The CUDA backend uses one GPU: {gpu.name}, number {gpu.index}."
         return replace(plan, notes=(*plan.notes, note))
     return plan
@@ -109,6 +116,8 @@ def expected_rate(
         read_bytes -= head_bounds_bytes(config)
     in_bf16 = config.dtype == "bfloat16" and not isinstance(model, Checkpoint)
     untried = not shares and (gpu.compute_capability not in _MEASURED or in_bf16)
+    # The time of sums across GPUs has not been measured.
+    untried = untried or plan.gpus > 1
     spread = AFTER_RUNS if shares else _BEFORE_RUNS
     return spread.around(share * gpu.bytes_per_s / token_bytes(config, read_bytes), untried=untried)
 

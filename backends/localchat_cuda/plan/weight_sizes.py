@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import prod
 
 from localchat.model_files.safetensors import SafetensorsHeader
@@ -163,6 +164,18 @@ def dummy_bytes(config: ModelConfig) -> int:
     return linear + plain * number_bytes
 
 
+def own_dummy_bytes(config: ModelConfig) -> int:
+    """Return the bytes of random weights on one of the GPUs."""
+    return dummy_bytes(replace(config, vocabulary=config.vocabulary_part))
+
+
+def weight_share(undivided: ModelConfig, part: ModelConfig) -> float:
+    """Return the share of a model's bytes that a GPU with the shape `part` stores."""
+    if part.ranks == 1:
+        return 1.0
+    return own_dummy_bytes(part) / dummy_bytes(undivided)
+
+
 def _float_and_expert_bytes(config: ModelConfig, number_bytes: int) -> int:
     """Return the bytes of a model whose experts alone are quantized."""
     assert config.mixture is not None
@@ -192,9 +205,11 @@ def head_int8_bytes(config: ModelConfig) -> int:
 
     Negative, unless the embedding is also the head and stays.
     """
-    numbers = config.vocabulary * config.hidden
+    numbers = config.vocabulary_part * config.hidden
     number_bytes = float_bytes(config)
-    return numbers + _FLOAT * config.vocabulary - (0 if config.tied else numbers * number_bytes)
+    return (
+        numbers + _FLOAT * config.vocabulary_part - (0 if config.tied else numbers * number_bytes)
+    )
 
 
 def head_bounds_bytes(config: ModelConfig) -> int:

@@ -35,14 +35,17 @@ class HostMemory:
     pages if available, because the driver would hold a lock for which every copy of weights waits.
 
     A copy must not cross two areas that were pinned by different calls. So a block starts at a page of the
-    system, and an area consists of whole blocks."""
+    system, and an area consists of whole blocks. Several ranks map one file, so that a block has the parts of
+    all of them."""
 
-    def __init__(self, device: torch.device, size: int, count: int) -> None:
-        """Reserve the memory. Raises OSError if it is not available."""
+    def __init__(self, device: torch.device, size: int, count: int, file: int = -1) -> None:
+        """Reserve the memory. Raises OSError if it is not available.
+
+        `file`: descriptor of memory that other ranks map, too, of `length_of` bytes; -1: own memory."""
         self.size = size
         self._device = device
-        self._stride = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._memory = mmap.mmap(-1, count * self._stride)
+        self._stride = _stride_of(size)
+        self._memory = mmap.mmap(file, count * self._stride)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             # Some kernels do not support huge pages.
             with suppress(OSError):
@@ -59,6 +62,11 @@ class HostMemory:
         if device.type == "cuda":
             self._thread = threading.Thread(target=self._pin, name="pin", daemon=True)
             self._thread.start()
+
+    @staticmethod
+    def length_of(size: int, count: int) -> int:
+        """Return the bytes of memory for `count` blocks of `size` bytes."""
+        return count * _stride_of(size)
 
     def _pin(self) -> None:
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -102,6 +110,11 @@ class HostMemory:
         self._areas = []
 
 
+def _stride_of(size: int) -> int:
+    """Return the distance between blocks."""
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 def _touched(area: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Touch each page of an area, so that the system allocates it."""
     area[:, :: mmap.PAGESIZE] = 0
@@ -129,12 +142,18 @@ def _runs(ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
 class HostPages:
     """Copies between pages and host blocks. One thread uses it, and a second one may call `sums_of`."""
 
-    def __init__(self, pages: Pages, memory: HostMemory) -> None:
-        """Take ownership of `memory`, whose blocks have the size of these pages."""
-        assert memory.size == pages.page_bytes, "host blocks of another size"
+    def __init__(self, pages: Pages, memory: HostMemory, rank: int = 0) -> None:
+        """Take ownership of `memory`, whose blocks have the size of these pages.
+
+        `rank`: number of these pages among those of several ranks, which a block has one after the other."""
+        size = pages.page_bytes
+        assert memory.size % size == 0, "host blocks of another size"
+        assert rank < memory.size // size, "host blocks of another size"
         self._pages = pages
         self._memory = memory
-        self._rows = memory.rows
+        self._size = size
+        self._alone = memory.size == size
+        self._rows = memory.content[:, rank * size : (rank + 1) * size]
         self._gpu = pages.device.type == "cuda"
         self._copied: torch.cuda.Event | None = None
         """Event of the latest copy between pages. Loads must not overtake it."""
@@ -161,7 +180,7 @@ class HostPages:
         """Queue the copy of a complete block to a host block."""
         self._queue_loads()
         with torch.cuda.stream(self._stream):
-            content = self._buffer[0, : self._memory.size]
+            content = self._buffer[0, : self._size]
             self._pages.read(block, content)
             self._rows[number].copy_(content, non_blocking=True)
         self._new_blocks.append(block)
@@ -186,7 +205,10 @@ class HostPages:
             for first, count in _runs(numbers):
                 for start, end in self._pieces(first, first + count):
                     rows = self._buffer[: end - start]
-                    rows.copy_(self._memory.content[start:end], non_blocking=True)
+                    if self._alone:
+                        rows.copy_(self._memory.content[start:end], non_blocking=True)
+                    else:
+                        rows[0, : self._size].copy_(self._rows[start], non_blocking=True)
                     self._pages.write(blocks[done : done + len(rows)], rows)
                     done += len(rows)
         self._new_blocks += blocks
@@ -196,9 +218,19 @@ class HostPages:
         """Split a range of host blocks by area and by the size of the buffer."""
         while start < end:
             area_end = (start // self._memory.area + 1) * self._memory.area
-            piece_end = min(end, area_end, start + len(self._buffer))
+            # Parts of several ranks lie apart, so each block is a copy of its own.
+            limit = 1
+            if self._alone:
+                limit = len(self._buffer)
+            piece_end = min(end, area_end, start + limit)
             yield start, piece_end
             start = piece_end
+
+    def synchronize(self) -> None:
+        """Wait for all queued copies."""
+        self._queue_loads()
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def load_s(self, page: int) -> float:
         """Measure the seconds of loading a block to an unused page; 0 on a CPU."""

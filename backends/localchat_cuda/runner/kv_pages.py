@@ -28,6 +28,9 @@ def host_layout(config: ModelConfig) -> str:
     parts: list[object] = [config.layers, config.key_heads, config.head_dim]
     # Some families have layers of different shapes.
     parts += [part for part in (config.gemma, config.latent) if part is not None]
+    if config.ranks > 1:
+        # A block has the heads of one rank after those of another.
+        parts.append(f"{config.ranks} ranks")
     return f"{_LAYOUT}: {' '.join(map(str, parts))}"
 
 

@@ -13,6 +13,7 @@ from localchat_cuda.kernels.sampling.rescore import MAX_ROWS, Rescoring
 from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.layers.output_head import compute_logits
 from localchat_cuda.layers.packed import PackedLayers
+from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.weights.eagle import EagleWeights
@@ -33,13 +34,22 @@ class DeviceModel:
     """Forward pass in two parts: last states of the tokens, and logits of some of them."""
 
     def __init__(
-        self, config: ModelConfig, weights: ModelWeights, pages: Pages, *, kernels: bool
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        pages: Pages,
+        *,
+        kernels: bool,
+        collective: Collective | None = None,
     ) -> None:
-        """`kernels`: run the kernels; otherwise their plain-torch references."""
+        """`kernels`: run the kernels; otherwise their plain-torch references.
+
+        `collective`: ranks that compute the model together, of which this is one."""
         self.config = config
         self.weights = weights
         self.pages = pages
         self.kernels = kernels
+        self.collective = collective
         self._forward = ARCHITECTURES[config.architecture].forward
         self.last_states: LastStates | None = None
         """Store for the states of every step, which prediction heads read."""
@@ -71,13 +81,20 @@ class DeviceModel:
     def _layers(self, inputs: ModelInputs) -> PackedLayers | DenseLayers:
         packed = inputs.ids.shape[0] <= self.weights.packed_rows(self.pages.device)
         layers = PackedLayers if packed else DenseLayers
-        return layers(self.config, inputs, self.pages, kernels=self.kernels)
+        return layers(
+            self.config, inputs, self.pages, kernels=self.kernels, collective=self.collective
+        )
 
     def logits(self, states: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits fp32 [P, vocabulary], in `out` unless None."""
         head = self.weights.head
         cap = self.config.head_cap
-        return compute_logits(states, head, cap, kernels=self.kernels, out=out)
+        if self.collective is None:
+            return compute_logits(states, head, cap, kernels=self.kernels, out=out)
+        # Each rank has some of the head's rows, the last one perhaps with padding.
+        part = compute_logits(states, head, cap, kernels=self.kernels)
+        logits = self.collective.join_columns(part)[:, : self.config.vocabulary]
+        return logits if out is None else out.copy_(logits)
 
     @property
     def approximate_rows(self) -> int:

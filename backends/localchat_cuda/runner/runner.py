@@ -48,7 +48,12 @@ from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig, StepS
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.runner.model import DeviceModel, Fusion
-from localchat_cuda.runner.sampler import DeviceSampler, ReferenceSampler, TritonSampler
+from localchat_cuda.runner.sampler import (
+    DeviceSampler,
+    ReferenceSampler,
+    SharedSampler,
+    TritonSampler,
+)
 from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.runner.step_executor import PreparedStep, StepExecutor
 from localchat_cuda.runner.step_output import PendingStep
@@ -121,6 +126,8 @@ class CudaRunner:
                 self._sampler = TritonSampler(
                     self.table, config.vocabulary, max_rows, rescores=model.approximate_rows > 0
                 )
+            if model.collective is not None:
+                self._sampler = SharedSampler(self._sampler, model.collective)
         self.graphs = CudaGraphs(enabled=graphs and self._gpu, limit_bytes=graph_bytes)
         self._executor = StepExecutor(
             model,
@@ -384,6 +391,7 @@ class CudaRunner:
                 step.shape = prepared.batch.shape
                 if self._executor.captured(prepared):
                     continue
+                self._before_padding(spans, kind)
                 self._buffer.send()
                 self._guarded(step, partial(self._executor.compute, prepared=prepared))
                 if self._stream is not None:
@@ -397,6 +405,21 @@ class CudaRunner:
                     self._missing.clear()
                 return step.status == "ok"
         return False
+
+    def _before_padding(self, spans: list[TokenSpan], kind: str) -> None:
+        """Do something before a step of padding runs. RankedRunner sends it to the other ranks."""
+
+    def run_padding(self, spans: list[TokenSpan], kind: str) -> None:
+        """Run a step of padding that rank 0 runs, too. See step_executor.prepare_padding."""
+        assert not self._pending, "a step is in flight"
+        step = PendingStep(StepPlan(0, ()), time.perf_counter())
+        with self.on_stream(), self._faults(step):
+            self._buffer.begin_step()
+            prepared = self._executor.prepare_padding(spans, kind)
+            self._buffer.send()
+            self._executor.compute(step, prepared)
+            if self._stream is not None:
+                self._stream.synchronize()
 
     def _unprepared(self) -> Iterator[tuple[list[TokenSpan], str, int]]:
         """Yield steps of padding to run next: spans, kind of graph (empty: the usual), number of runs."""
@@ -437,6 +460,17 @@ class CudaRunner:
         if not self._is_typical(step, elapsed_s):
             elapsed_s = 0.0
         return step.result(elapsed_s)
+
+    @property
+    def step_is_done(self) -> bool:
+        """True if `collect` does not have to wait for the oldest launched step."""
+        events = self._pending[0].events
+        return events is None or events[1].query()  # type: ignore[no-untyped-call]
+
+    def finish_block_copies(self) -> None:
+        """Wait for all copies between pages and host blocks."""
+        if self._host_blocks is not None:
+            self._host_blocks.synchronize()
 
     def _is_typical(self, step: PendingStep, elapsed_s: float) -> bool:
         """Return True if the GPU was busy for the whole time of a step.

@@ -20,6 +20,7 @@ from localchat_cuda.kernels.sampling import sample
 from localchat_cuda.kernels.sampling import state as sample_state
 from localchat_cuda.kernels.sampling.rare import RareTensors
 from localchat_cuda.kernels.sampling.rescore import DISCARDED, RescoreScratch, Rescoring
+from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.step_buffer import BufferSlice, StepBuffer
 
@@ -140,6 +141,45 @@ class ReferenceSampler:
             out.tokens[index] = sampled.token
             out.logprobs[index] = sampled.logprob if sampled.logprob is not None else 0.0
             out.normalizers[index] = torch.logsumexp(logits[row], 0)
+
+
+class SharedSampler:
+    """Sampler of one of several ranks. Rank 0 samples, and the others get its tokens.
+
+    Masks and log probabilities are needed on rank 0 only. All ranks store the same settings, so that their
+    steps have the same graphs."""
+
+    def __init__(self, sampler: DeviceSampler, collective: Collective) -> None:
+        self._sampler = sampler
+        self._collective = collective
+
+    @property
+    def reallocated(self) -> bool:
+        return self._sampler.reallocated
+
+    @reallocated.setter
+    def reallocated(self, value: bool) -> None:
+        self._sampler.reallocated = value
+
+    def add(self, added: Sequence[SequenceSlot]) -> None:
+        self._sampler.add(added)
+
+    def write_settings(self, buffer: StepBuffer) -> None:
+        self._sampler.write_settings(buffer)
+
+    def apply_settings(self) -> None:
+        self._sampler.apply_settings()
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        batch: SampleBatch,
+        out: SampledTokens,
+        rescoring: Rescoring | None = None,
+    ) -> None:
+        if self._collective.rank == 0:
+            self._sampler.sample(logits, batch, out, rescoring)
+        self._collective.copy_from_first(out.tokens)
 
 
 class TritonSampler:

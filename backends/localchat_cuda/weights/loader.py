@@ -83,7 +83,7 @@ class Loader:
         """Load the head, or return the embedding if the two are tied and equal.
 
         The head of a GGUF file stays in its block format."""
-        size = (self.config.vocabulary, self.config.hidden)
+        size = (self.config.vocabulary_part, self.config.hidden)
         name = self.names.head
         if self.config.head_format:
             stored = self.names.embedding if self.config.tied else name
@@ -555,7 +555,7 @@ def load(
     loader = Loader(
         config, names, LoadTarget(source, device, dtype or _DTYPES[config.dtype], notify)
     )
-    embedding = loader.tensor(names.embedding, config.vocabulary, config.hidden)
+    embedding = loader.tensor(names.embedding, config.vocabulary_part, config.hidden)
     layers = []
     for number in range(config.layers):
         layers.append(loader.layer(number))

@@ -49,6 +49,28 @@ _CODES = (
 )
 
 
+_RUN_BYTES = 64 << 20
+"""Bytes of a tensor that are read at once to get some of its columns."""
+
+
+class Slices(NamedTuple):
+    """Part of a tensor: ranges along one axis."""
+
+    axis: int
+    ranges: tuple[tuple[int, int], ...]
+    """First index and length of each range, in the order of the part."""
+
+    @property
+    def length(self) -> int:
+        """Length of the axis in the part."""
+        return sum(length for _, length in self.ranges)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the part of a whole tensor, contiguous."""
+        parts = [tensor.narrow(self.axis, first, length) for first, length in self.ranges]
+        return torch.cat(parts, self.axis)
+
+
 class WeightSource(Protocol):
     """Tensors by their checkpoint names, on the CPU or the source's device."""
 
@@ -95,7 +117,14 @@ class CheckpointWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._files[name][1].shape if name in self._files else ()
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        slices: Slices | None = None,
+    ) -> torch.Tensor:
+        """See WeightSource. `slices`: return only this part of the tensor of the whole `shape`."""
         self._read_names.add(name)
         if name not in self._files:
             file = self._index.get(name, "")
@@ -112,7 +141,7 @@ class CheckpointWeights:
                 f"{path}: {name} has the shape {stored.shape}, but config.json implies {shape}.",
                 hint="config.json and weights belong to different models: download both again.",
             )
-        tensor = self._read(path, stored)
+        tensor = self._read(path, stored, slices)
         if not _is_convertible(tensor.dtype, dtype):
             stored_as = str(tensor.dtype).removeprefix("torch.")
             expected = str(dtype).removeprefix("torch.")
@@ -128,16 +157,41 @@ class CheckpointWeights:
         unread = self._files.keys() - self._read_names
         return sorted(name for name in unread if is_text(name) and not name.endswith(_OPTIONAL))
 
-    def _read(self, path: Path, stored: Tensor) -> torch.Tensor:
+    def _read(self, path: Path, stored: Tensor, slices: Slices | None) -> torch.Tensor:
         try:
-            raw = self._reader.read(path, stored.offset, stored.size_bytes)
-            return raw.view(_DTYPES[stored.dtype]).reshape(stored.shape)
+            if slices is None:
+                return self._read_rows(path, stored, 0, None)
+            if slices.axis == 0:
+                return torch.cat(
+                    [
+                        self._read_rows(path, stored, first, length)
+                        for first, length in slices.ranges
+                    ]
+                )
+            # Memory has the part and a few rows of the whole tensor at most.
+            rows = stored.shape[0]
+            step = max(1, _RUN_BYTES * rows // max(1, stored.size_bytes))
+            return torch.cat(
+                [
+                    slices.of(self._read_rows(path, stored, first, min(step, rows - first)))
+                    for first in range(0, rows, step)
+                ]
+            )
         except (OSError, ValueError, KeyError) as error:
             cause = f"unknown type {error}" if isinstance(error, KeyError) else reason(error)
             raise ModelInvalid(
                 f"{path}: {stored.name} cannot be read: {cause}.",
                 hint="The file may be damaged, or newer than this version of localchat: download it again.",
             ) from error
+
+    def _read_rows(self, path: Path, stored: Tensor, first: int, count: int | None) -> torch.Tensor:
+        """Read `count` rows of a tensor from `first` on; None: the whole tensor."""
+        if count is None:
+            raw = self._reader.read(path, stored.offset, stored.size_bytes)
+            return raw.view(_DTYPES[stored.dtype]).reshape(stored.shape)
+        row_bytes = stored.size_bytes // stored.shape[0]
+        raw = self._reader.read(path, stored.offset + first * row_bytes, count * row_bytes)
+        return raw.view(_DTYPES[stored.dtype]).reshape(count, *stored.shape[1:])
 
 
 def _is_convertible(stored: torch.dtype, expected: torch.dtype) -> bool:

@@ -166,6 +166,8 @@ def _chooser(budgets: Budgets, *, can_offload: bool) -> "_Chooser":
     candidate_types = _candidate_types(options, possible_types)
     layers, layer_notes = _requested_layers(budgets, can_offload=can_offload)
     notes += layer_notes
+    if options.gpus != 1:
+        notes.append("llama.cpp divides the layers among all GPUs, so --gpus has no effect.")
     if options.kv_type == "q4_0":
         notes.append(_FOUR_BIT_KEYS if shape.key_biases else _FOUR_BITS)
     trained = shape.context_train

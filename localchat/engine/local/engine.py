@@ -24,7 +24,7 @@ from localchat.engine.local.queries import FrameQueries, Reply
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import SIGNAL_POLL_S, Stream, put_together
-from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError
+from localchat.errors import FAULT_STATUS, EngineClosed, EngineDied, LocalchatError, UsageError
 
 if TYPE_CHECKING:
     import asyncio
@@ -295,7 +295,7 @@ class LocalEngine(FrameQueries):
         self, child: ChildProcess, death: EngineDied, notices: list[str]
     ) -> bool:
         """Restart a build that crashed natively before its first answer, unless in safe mode."""
-        fault = death.details.get("status") == protocol.FAULT_STATUS
+        fault = death.details.get("status") == FAULT_STATUS
         crashed = fault or death.details.get("signal") in _CRASHES
         if child.phase not in ("load", "warmup") or not crashed or not child.build:
             return False

@@ -15,14 +15,13 @@ import msgspec
 
 from localchat.engine.local.frame_source import FrameSource
 from localchat.engine.local.protocol import (
-    FAULT_STATUS,
     Entered,
     FrameError,
     FrameWriter,
     FromChild,
     Phase,
 )
-from localchat.errors import EngineDied, UsageError
+from localchat.errors import FAULT_STATUS, EngineDied, UsageError
 
 if TYPE_CHECKING:
     import asyncio

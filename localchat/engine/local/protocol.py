@@ -19,8 +19,6 @@ from localchat.errors import Detail, LocalchatError, from_wire
 from localchat.fit.load_options import LoadOptions
 
 MAX_FRAME_BYTES = 1 << 30
-FAULT_STATUS = 70
-"""Exit status after a DeviceFault, which the last log line describes."""
 _LENGTH = struct.Struct(">I")
 
 
