@@ -1,4 +1,4 @@
-"""An int8 copy of a floating output head, with bounds on the error of its logits.
+"""Int8 copy of a floating output head, with bounds on its error.
 
 Letters: N tokens of the vocabulary, K features of a last state x, w_n the row of the head for token n.
 

@@ -1,4 +1,4 @@
-"""DRY and top-n-sigma on the GPU, launched only for a step with a request that uses a rare sampler.
+"""DRY and top-n-sigma on the GPU. Only steps with such a request launch them.
 
 Letters as in sample.py; reference: localchat/backend_api/sampling/reference.py and repetition.py.
 
