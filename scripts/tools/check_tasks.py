@@ -169,7 +169,7 @@ TASKS: Final = (
         "read",
         "What went wrong according to server.log?",
         {"server.log": _LOG},
-        says("disk full"),
+        says("disk", "full"),
     ),
     Task(
         "which",
