@@ -36,14 +36,13 @@ async def pictures(folder: Path) -> None:
     from localchat.cli.chat.session_context import session_context
     from localchat.cli.context import AppContext
     from localchat.cli.main import root
-    from localchat.cli.options import given_flags
     from localchat.cli.resolve import resolve_setup
     from localchat.session.engine_holder import EngineHolder
     from localchat.tui.app import ChatApp
 
     parent = root.make_context("localchat", [], obj=AppContext())
     with parent, prompt_command.make_context("ask", [], parent=parent) as ctx:
-        context, setup = session_context(resolve_setup(ctx), given_flags(ctx))
+        context, setup = session_context(resolve_setup(ctx))
     engines = EngineHolder()
     app = ChatApp(context, setup, engines, Conversation(model=setup.model.word))
 
