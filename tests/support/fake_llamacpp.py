@@ -3,12 +3,14 @@
 import shutil
 import subprocess
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from localchat_llamacpp.c_api import _FUNCTIONS
 
+_NUMBERS = count()
 _OWN = (
     *("llama_version", "llama_batch_init", "llama_batch_free"),
     *("llama_model_default_params", "llama_context_default_params"),
@@ -112,8 +114,10 @@ def build(path: Path, source: str, *options: str, language: str = "c", by: str =
 def fake_llamacpp(path: Path, *changes: str, without: Sequence[str] = ()) -> Path:
     """A library with the functions and structs of llama.cpp 0.5.0, none of which does anything.
 
-    changes: macros of its source as `-D` takes them. without: functions that it lacks.
+    changes: macros of its source as `-D` takes them. without: functions that it lacks. Each has a name of its
+    own: the system's loader returns an earlier library of the same path, even if that file is gone.
     """
+    path = path.with_stem(f"{path.stem}-{next(_NUMBERS)}")
     stubs = [*_FUNCTIONS, "llama_init_from_model", "llama_model_load_from_file"]
     source = _SOURCE + "".join(
         f"void * {name}(void) {{ return 0; }}\n" for name in stubs if name not in (*_OWN, *without)
