@@ -458,7 +458,7 @@ def test_resources_and_pictures_become_parts_of_the_question(tmp_path: Path) -> 
     notes = tmp_path / "my notes.txt"
     notes.write_text("linked text")
     picture = base64.b64encode(png(2, 2)).decode()
-    embedded = TextResourceContents(uri="file:///work/b.py", text="embedded text")
+    embedded = TextResourceContents(uri="file:///project/b.py", text="embedded text")
     question = question_of(
         [
             text_block("Compare "),

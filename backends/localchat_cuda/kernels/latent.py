@@ -250,7 +250,10 @@ def store(
 
 
 def norm(y: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, eps: float) -> None:
-    """Norm the first Q columns of partial sums y [S, T, ..] into `out` [T, Q]. `gain` is [Q]."""
+    """Norm the first Q columns of partial sums y [S, T, ..].
+
+    `out` is [T, Q], and `gain` is [Q].
+    """
     (s, t, columns), q, device = y.shape, len(gain), y.device
     require("y", y, (s, t, columns), _FLOATS, device)
     require("gain", gain, (q,), _FLOATS, device)

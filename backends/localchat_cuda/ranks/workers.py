@@ -237,7 +237,7 @@ class Workers:
 
 
 def end_process(sentence: str) -> NoReturn:
-    """End this process like a DeviceFault, with a sentence as the last line of its log."""
+    """Log a sentence, and end this process as a DeviceFault does."""
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()
     os._exit(FAULT_STATUS)

@@ -192,7 +192,8 @@ def _running(setup: "Setup", program: Program) -> ServedModel | None:
                 hint="export LOCALCHAT_API_KEY=KEY, or start another server: --no-attach",
             )
         if not name and next(iter(contexts), "") == setup.model.name:
-            name = setup.model.name  # its own model, which is unloaded while nobody uses it
+            # The server's own model, which it has unloaded because it was idle.
+            name = setup.model.name
         context_tokens = contexts.get(name, 0)
         if context_tokens >= needed:
             return ServedModel(server.url, key, name, context_tokens)

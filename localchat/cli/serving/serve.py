@@ -228,10 +228,10 @@ def _mcp_servers(setup: "Setup", names: "Sequence[str]") -> "tuple[McpServer, ..
     servers = read_settings(setup.paths.settings_file).mcp_servers
     for name in names:
         if name not in servers:
-            raise UsageError(
-                f"--mcp {name}: there is no MCP server of this name",
-                hint=f"there are {', '.join(servers)}" if servers else "localchat config mcp add",
-            )
+            hint = "add it with localchat config mcp add"
+            if servers:
+                hint = f"the settings have {', '.join(servers)}"
+            raise UsageError(f"--mcp {name}: the settings have no MCP server {name}", hint=hint)
     return tuple(servers[name] for name in dict.fromkeys(names))
 
 
