@@ -20,7 +20,7 @@
 
 The section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their
 names (tui/keymap.py). `[remotes]` names engines on other machines (remotes.py). `[presets]` are ways to ask
-(presets.py). `[prices]` are those of energy, machines and hosted APIs (prices.py). `[mcp]` are servers of tools
+(presets.py). `[prices]` are those of machines and hosted APIs (prices.py). `[mcp]` are servers of tools
 (mcp_servers.py).
 """
 

@@ -100,7 +100,6 @@ def server_table(series: list[Point]) -> ReportTable | None:
         ("DRAFTS", [_drafts(point) for point in figures]),
         ("PREEMPTED", [_cell(point.preemptions, ",") for point in figures]),
         ("FAILED", [_cell(point.failed or None, ",") for point in figures]),
-        ("J/TOKEN", [_joules(point) for point in figures]),
         ("ROOF", [_share(point.roof_share) for point in figures]),
     ]
     columns = [(name, cells) for name, cells in columns if any(cell != "-" for cell in cells)]
@@ -475,9 +474,3 @@ def _drafts(figures: PointFigures) -> str:
     if figures.drafted:
         return f"{figures.accepted or 0:,}/{figures.drafted:,}"
     return "-"
-
-
-def _joules(figures: PointFigures) -> str:
-    if figures.joules is None:
-        return "-"
-    return _number(figures.joules / (figures.completion_tokens * figures.requests))

@@ -56,8 +56,6 @@ class BenchRecord(StoredRecord, frozen=True, kw_only=True):
     spec: SweepSpec
     served: tuple[ServedVariant, ...]
     points: tuple[Point, ...]
-    energy: tuple[str, ...] = ()
-    """Devices whose energy the joules include."""
     complete: bool = True
     """False if the benchmark was interrupted."""
     others_share: float = 0.0

@@ -138,11 +138,10 @@ def command(ctx: click.Context, /, **_: object) -> int:
     results so far.
     """
     from localchat.config.paths import find_paths
-    from localchat.measure.plot import bench_svg
     from localchat.measure.store import bench_store
 
     store = bench_store(find_paths(app_context(ctx).environ).data_dir)
-    view = RecordView(store, record_lines, _list_lines, _compare, bench_svg)
+    view = RecordView(store, record_lines, _list_lines, _compare)
     return record_command(ctx, view, lambda: _measure(ctx))
 
 
@@ -178,7 +177,6 @@ def _measure(ctx: click.Context) -> "MeasuredResult[BenchRecord]":
         spec=without_prompts(spec),
         served=tuple(sweep.served.values()),
         points=tuple(sweep.points),
-        energy=sweep.meter.sources,
         complete=end.complete,
         others_share=others_share,
     )

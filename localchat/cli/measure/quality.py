@@ -102,6 +102,9 @@ _NEEDLE_LENGTHS: Final = (1024, 4096)
     help="Exit with 1 if a model misses this limit, as kl=0.02 or top1=0.95; repeatable. Alone: grade=close.",
 )
 @load_flags
+@click.option(
+    "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
+)
 @record_options
 @click.pass_context
 def command(ctx: click.Context, /, **_: object) -> int:

@@ -51,7 +51,8 @@ class RecordView(Generic[_Record]):
     list_lines: Callable[[Sequence[_Record]], Iterable[str]]
     compare: Callable[[_Record, _Record, int | None], tuple[Any, Iterable[str]]]
     """Returns the JSON value and the lines. Raises UsageError for results without a common part."""
-    svg: Callable[[_Record], str]
+    svg: Callable[[_Record], str] | None = None
+    """Draws a result, if the command has `--svg`."""
 
 
 def run_to_end(run: Callable[[], None]) -> RunEnd:
@@ -99,7 +100,7 @@ def _measure(
     measure: Callable[[], MeasuredResult[_Record]],
     options: dict[str, Any],
 ) -> int:
-    svg: Path | None = options["svg"]
+    svg: Path | None = options.get("svg")
     if svg is not None and not svg.absolute().parent.is_dir():
         raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
     record, end, missed = measure()
@@ -127,7 +128,7 @@ def _present(
     app: AppContext, view: RecordView[_Record], record: _Record, options: dict[str, Any]
 ) -> None:
     """Print a result, and draw it into the file of `--svg`."""
-    if options["svg"] is not None:
+    if view.svg is not None and options["svg"] is not None:
         _write(options["svg"], view.svg(record))
     lines = view.lines(record, report_width(app.environ))
     _print(app, record, lines, as_json=options["as_json"])
