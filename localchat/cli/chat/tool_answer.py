@@ -88,7 +88,6 @@ def _check(setup: Setup, options: AskOptions) -> None:
     flags = {
         "--raw-prompt": options.raw_prompt,
         "--schema, --grammar and --regex": options.grammar is not None,
-        "--best-of, --vote and --critique": options.tries is not None,
         "--n": setup.settings.n > 1,
     }
     for flag, is_given in flags.items():
