@@ -109,28 +109,3 @@ def needles_by_length(measured: VariantQuality) -> Iterator[tuple[int, list[Task
     """Yield each text length with its needles, by depth."""
     for length in sorted({task.length for task in measured.needles}):
         yield length, [task for task in measured.needles if task.length == length]
-
-
-def comparison_rows(first: QualityRecord, second: QualityRecord) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of variants that both records have, those of the first record first."""
-    first_names = {measured.variant.name for measured in first.measured}
-    second_names = {measured.variant.name for measured in second.measured}
-    for number, record in enumerate((first, second), 1):
-        for measured in record.measured:
-            if measured.variant.name in first_names & second_names:
-                yield (str(record.id or number), *_row(measured))
-
-
-def differing_conditions(first: QualityRecord, second: QualityRecord) -> Iterator[str]:
-    """Report conditions that make two records hard to compare."""
-    conditions = (
-        ("text", first.spec.text_digest, second.spec.text_digest),
-        ("window", first.spec.window_tokens, second.spec.window_tokens),
-        ("windows", first.spec.most_windows, second.spec.most_windows),
-        ("version", first.localchat, second.localchat),
-        ("machine", first.machine.cpu, second.machine.cpu),
-        ("questions", first.spec.questions, second.spec.questions),
-    )
-    for name, value, other_value in conditions:
-        if value != other_value:
-            yield f"Not the same {name}: {value} and {other_value}."

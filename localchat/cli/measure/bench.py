@@ -1,8 +1,8 @@
-"""Command `localchat bench`: measures models and servers under load, and compares what was measured."""
+"""Command `localchat bench`: measures models and servers under load, and shows what was measured."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -141,7 +141,7 @@ def command(ctx: click.Context, /, **_: object) -> int:
     from localchat.measure.store import bench_store
 
     store = bench_store(find_paths(app_context(ctx).environ).data_dir)
-    view = RecordView(store, record_lines, _list_lines, _compare)
+    view = RecordView(store, record_lines, _list_lines)
     return record_command(ctx, view, lambda: _measure(ctx))
 
 
@@ -299,18 +299,3 @@ def _list_lines(records: "Sequence[BenchRecord]") -> list[str]:
         )
     head = ("N", "DATE", "MODEL", "SHAPE", "VARIANTS", "BEST", "SATURATED AT")
     return table(head, rows, right=(0, 4, 5, 6))
-
-
-def _compare(
-    first: "BenchRecord", second: "BenchRecord", width: int | None
-) -> tuple[Any, Iterable[str]]:
-    from localchat.measure.bench_report import comparison_sentences, comparison_table
-
-    data = comparison_table(first, second)
-    if not data.rows:
-        raise UsageError(
-            "the two benchmarks have no point in common",
-            hint="shape, context and number of clients must be equal; of several variants the name too",
-        )
-    lines = (*_table_lines(data, width), *comparison_sentences(first, second))
-    return {"head": data.head, "rows": data.rows}, lines

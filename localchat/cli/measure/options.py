@@ -36,7 +36,6 @@ _RECORD_OPTIONS: Final = (
     click.option("--keep/--no-keep", default=True, help="Store the result. Default: on."),
     click.option("--list", "as_list", is_flag=True, help="List the stored results."),
     click.option("--show", metavar="N", help="Show a stored result: its number, last, or a file."),
-    click.option("--compare", nargs=2, metavar="A B", help="Compare two results."),
     json_option,
     quiet_option,
 )

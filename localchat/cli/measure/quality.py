@@ -1,8 +1,8 @@
 """Command `localchat quality`: compares models, quantizations, KV types and backends by what they answer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -121,7 +121,7 @@ def command(ctx: click.Context, /, **_: object) -> int:
     from localchat.measure.store import quality_store
 
     store = quality_store(find_paths(app_context(ctx).environ).data_dir)
-    view = RecordView(store, _record_lines, _list_lines, _compare, quality_svg)
+    view = RecordView(store, _record_lines, _list_lines, quality_svg)
     return record_command(ctx, view, lambda: _measure(ctx))
 
 
@@ -298,15 +298,3 @@ def _list_lines(records: "Sequence[QualityRecord]") -> list[str]:
     for line, record in zip(lines, records, strict=True):
         shown += [line, *(f"   {verdict}" for verdict in record.verdicts)]
     return shown
-
-
-def _compare(
-    first: "QualityRecord", second: "QualityRecord", width: int | None
-) -> tuple[Any, Iterable[str]]:
-    from localchat.measure import quality_report
-
-    rows = list(quality_report.comparison_rows(first, second))
-    if not rows:
-        raise UsageError("the two results have no variant in common")
-    lines = _table_lines(("N", *quality_report.HEAD), rows, 2, width)
-    return [first, second], [*lines, *quality_report.differing_conditions(first, second)]

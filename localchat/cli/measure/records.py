@@ -1,4 +1,4 @@
-"""Commands whose results are stored: run them, and list, show or compare their results."""
+"""Commands whose results are stored: run them, and list or show their results."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -49,8 +49,6 @@ class RecordView(Generic[_Record]):
     store: "RecordStore[_Record]"
     lines: Callable[[_Record, int | None], Iterable[str]]
     list_lines: Callable[[Sequence[_Record]], Iterable[str]]
-    compare: Callable[[_Record, _Record, int | None], tuple[Any, Iterable[str]]]
-    """Returns the JSON value and the lines. Raises UsageError for results without a common part."""
     svg: Callable[[_Record], str] | None = None
     """Draws a result, if the command has `--svg`."""
 
@@ -73,18 +71,13 @@ def record_command(
     app = app_context(ctx)
     options = ctx.params
     show = options["show"]
-    compare = options["compare"]
-    actions = (options["as_list"], show is not None, compare is not None, bool(options["words"]))
+    actions = (options["as_list"], show is not None, bool(options["words"]))
     if sum(actions) > 1:
-        raise UsageError("--list, --show, --compare and a model exclude each other")
+        raise UsageError("--list, --show and a model exclude each other")
     if options["as_list"]:
         records = list(view.store)
         lines = view.list_lines(records) if records else [f"No {view.store.noun} is stored yet."]
         _print(app, records, lines, as_json=options["as_json"])
-    elif compare is not None:
-        first, second = map(view.store.find, compare)
-        value, lines = view.compare(first, second, report_width(app.environ))
-        _print(app, value, lines, as_json=options["as_json"])
     elif show is not None:
         _present(app, view, view.store.find(show), options)
     else:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.document_options import open_library
 from localchat.cli.options import UserPath, complete_model, load_flags
 from localchat.errors import LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
@@ -76,12 +75,6 @@ _EDITOR_S = 2 * 3600
 )
 @click.option("--no-loop-guard", is_flag=True, help="Do not stop answers that repeat themselves.")
 @click.option(
-    "--documents",
-    multiple=True,
-    metavar="NAME",
-    help="Offer indexed documents to clients as MODEL@NAME. Repeatable.",
-)
-@click.option(
     "--mcp",
     "mcp_names",
     multiple=True,
@@ -141,7 +134,6 @@ def command(
     strict_models: bool,
     allow_fetch: bool,
     no_loop_guard: bool,
-    documents: tuple[str, ...],
     mcp_names: tuple[str, ...],
     longest: int | None,
     parallel: int | None,
@@ -177,8 +169,6 @@ def command(
         alias=not strict_models,
         loop_guard=not no_loop_guard,
         allow_fetch=allow_fetch,
-        documents=_documents(setup, documents),
-        documents_folder=open_library(setup.app).folder,
         mcp_servers=_mcp_servers(setup, mcp_names),
         environ=setup.app.environ,
         limits=limits,
@@ -189,15 +179,6 @@ def command(
     finally:
         for socket in sockets:
             socket.close()
-
-
-def _documents(setup: "Setup", words: "Sequence[str]") -> tuple[str, ...]:
-    """Return the names of indexed documents. Raises UsageError if one does not exist."""
-    library = open_library(setup.app)
-    names = [name.removeprefix("@") for name in words]
-    for name in names:
-        library.open(name).close()
-    return tuple(names)
 
 
 def _mcp_servers(setup: "Setup", names: "Sequence[str]") -> "tuple[McpServer, ...]":

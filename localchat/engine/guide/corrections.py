@@ -98,6 +98,18 @@ CORRECTIONS: Final = {
         "docs/serving.md."
     ),
     "`/think`, `/tries`, `/regen`": ("`/think`, `/regen`"),
+    "`localchat pull --check` says whether the hub has newer files of the models here, "
+    "`localchat pull --check NAME` of one; `localchat pull NAME` then fetches them. Nothing else "
+    "asks the hub.": (
+        "`localchat pull NAME` again compares the files with the hub, and fetches those that "
+        "have changed there."
+    ),
+    "`--vary kv-type=f16,q8_0` compares settings, `--compare A B` two kept results.": (
+        "`--vary kv-type=f16,q8_0` compares settings."
+    ),
+    "`localchat serve --documents NAME` offers them to clients as `MODEL@NAME`.": (
+        "Clients of `localchat serve` send their own context."
+    ),
 }
 """Replacements of phrases in every answer."""
 

@@ -108,19 +108,6 @@ def test_a_burst_disrupts_running_streams(bench: Bench, script: Path) -> None:
     )
 
 
-def test_two_results_are_compared(bench: Bench, script: Path) -> None:
-    for _ in range(2):
-        assert bench(script, *SHORT, "--clients", "1").code == 0
-    outcome = bench("--compare", "1", "last")
-    assert outcome.code == 0
-    assert "300+20" in outcome.out and "%" in outcome.out
-    other = bench(script, *SHORT, "--clients", "3")
-    assert other.code == 0
-    refused = bench("--compare", "1", "3")
-    assert refused.code == 2
-    assert "no point in common" in refused.err
-
-
 def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script: Path) -> None:
     folder = find_paths(os.environ).data_dir / "benchmarks"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +143,7 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script
         (("guide", "--vary", "kv-typ=f16,q8_0"), 2, "did you mean kv-type"),
         (("guide", "--list"), 2, "exclude each other"),
         (("--show", "7"), 2, "no benchmark '7'"),
-        (("--compare", "1", "2"), 2, "no benchmark '1'"),
+        (("--show", "1"), 2, "no benchmark '1'"),
         (("remote:box",), 2, "there is no remote 'box'"),
     ],
 )
