@@ -7,16 +7,16 @@
     scripts/bench/bench_warm.py hour [--model GGUF] [--turns 30]
     scripts/bench/bench_warm.py keys [--model GGUF] [--tokens 1000] [--rounds 40]
 
-`restart`: a prompt is computed by a server, which is then ended; after each of the next starts the conversation
-goes on with another question, with the files of KV in the file cache (warm) and without (cold). llama.cpp's
-server (PYTHON: of an environment with the wheel xllamacpp) computes, saves and restores the same prompt; its
-restoring counts in its first token. The answer to the first prompt is asked again behind each start: `texts
-equal` are those that it has in common with the run that computed it. `cost`: servers with and without the tier
-are asked in turn what neither has seen, and so are one-shots of the command line. `hour`: what a conversation of so many turns writes, each question of 40
-tokens and answer of 60, with a pause after each. `keys`: one client of the endpoint asks what another one, with
-another API key, has asked before, and what nobody has, in RAM and after a restart: a test of means of what the
-client could tell from the time of its first token, with the first client's own second time as a control. Prints
-medians; the last line is JSON.
+`restart`: a prompt is computed by a server, which is then ended; after each of the next starts the
+conversation goes on with another question, with the files of KV in the file cache (warm) and without (cold).
+llama.cpp's server (PYTHON: of an environment with the wheel xllamacpp) computes, saves and restores the same
+prompt; its restoring counts in its first token. The answer to the first prompt is asked again behind each
+start: `texts equal` are those that it has in common with the run that computed it. `cost`: servers with and
+without the tier are asked in turn what neither has seen, and so are one-shots of the command line. `hour`:
+what a conversation of so many turns writes, each question of 40 tokens and answer of 60, with a pause after
+each. `keys`: one client of the endpoint asks what another one, with another API key, has asked before, and
+what nobody has, in RAM and after a restart: a test of means of what the client could tell from the time of
+its first token, with the first client's own second time as a control. Prints medians; the last line is JSON.
 """
 
 import argparse

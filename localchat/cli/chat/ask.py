@@ -74,8 +74,8 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     if prompt and not options.interactive:
         from localchat.cli.chat.one_shot import answer, with_documents
 
-        documented = partial(with_documents, conversation, mentioned, words, prompt)
-        return answer(ctx, setup, options, conversation, documented, model_word)
+        documented = partial(with_documents, setup, conversation, mentioned, words, prompt)
+        return answer(setup, options, conversation, documented)
     return _converse(ctx, setup, conversation, prompt, options)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-import click
 import msgspec
 
 from localchat import gc_control
@@ -18,9 +17,8 @@ from localchat.chat.overflow import leave_out, leave_out_by_policy, unsent_sente
 from localchat.chat.prompt_messages import sent_messages
 from localchat.cli.chat.answer_record import AnswerRecord
 from localchat.cli.chat.ask_options import AskOptions
-from localchat.cli.chat.context_advice import steps_for, with_advice
 from localchat.cli.chat.json_report import context_line, report
-from localchat.cli.chat.memory_choice import RoomMaker
+from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
 from localchat.cli.chat.render_answer import AnswerDisplay, ReceivedAnswer, receive
 from localchat.cli.resolve import Setup, opened_engine, owned, remember, request_for
 from localchat.cli.settings.rebuild import offer_once
@@ -33,39 +31,28 @@ from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, L
 
 
 def answer(
-    ctx: click.Context,
     setup: Setup,
     options: AskOptions,
     conversation: Conversation,
-    documented: Callable[[Setup, Engine], Question],
-    model_word: str | None,
+    documented: Callable[[Engine], Question],
 ) -> int:
-    """Answer once. If memory or context is too small, answer again with the step that the user picks."""
-    before = conversation.head
-    room = RoomMaker(ctx, model_word)
-    while True:
-        try:
-            with terminate_gracefully(), opened_engine(setup, one_answer=True) as engine:
-                gc_control.resume_gc()
-                with deferred():
-                    question = documented(setup, engine)
-                    return OneShot(setup, engine, options, conversation).run(question, room)
-        except (DoesNotFit, ContextExceeded) as problem:
-            step = room.picked(problem, setup)
-            if step is None:
-                raise
-        # The next attempt adds the question again.
-        if conversation.head is not None and conversation.head != before:
-            conversation.remove_last(conversation.head)
-        setup = room.setup(step)
+    """Answer once, and return the exit code. Raises LocalchatError, with steps that make room."""
+    try:
+        with terminate_gracefully(), opened_engine(setup, one_answer=True) as engine:
+            gc_control.resume_gc()
+            with deferred():
+                return OneShot(setup, engine, options, conversation).run(documented(engine))
+    except DoesNotFit as problem:
+        add_load_steps(problem, setup)
+        raise
 
 
 def with_documents(
+    setup: Setup,
     conversation: Conversation,
     names: Sequence[str],
     question: str,
     prompt: Question,
-    setup: Setup,
     engine: Engine,
 ) -> Question:
     """Put passages of the named documents before the prompt, and list them on stderr.
@@ -108,11 +95,8 @@ class OneShot:
         self._conversation = conversation
         self._answer = ReceivedAnswer()
 
-    def run(self, documented: Question, room: RoomMaker) -> int:
-        """Ask, print the answer and return the exit code. Raises LocalchatError.
-
-        `room` gets the steps for a prompt that is too long.
-        """
+    def run(self, documented: Question) -> int:
+        """Ask, print the answer and return the exit code. Raises LocalchatError."""
         question = self._conversation.add(
             documented.message,
             parent=self._conversation.head,
@@ -137,7 +121,6 @@ class OneShot:
         except ContextExceeded as problem:
             error = problem
             self._terminal.end_answer(empty=False)
-            room.steps = steps_for(problem, self._engine)
             raise self._with_advice(problem) from problem
         except LocalchatError as problem:
             error = problem
@@ -281,7 +264,7 @@ class OneShot:
         return code
 
     def _with_advice(self, problem: ContextExceeded) -> ContextExceeded:
-        advised = with_advice(problem, self._engine)
+        advised = with_prompt_steps(problem, self._engine)
         if len(self._conversation.nodes) > 1:
             command = f"localchat -i --conversation {self._conversation.id}"
             advised.hint += f"\nor shorten the conversation: {command} shows how"

@@ -15,10 +15,9 @@ from localchat.chat.answer_end import end_advice, end_sentence
 from localchat.chat.conversation import NO_QUESTION, Conversation, Node, Question, ToolRun
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
-from localchat.cli.chat.context_advice import with_advice
 from localchat.cli.chat.conversation_options import ID_DIGITS, open_to_record
 from localchat.cli.chat.json_report import context_line
-from localchat.cli.chat.memory_choice import add_steps
+from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
 from localchat.cli.chat.session_context import session_context
 from localchat.cli.resolve import Setup, model_label, opened_engine, remember
 from localchat.cli.settings.rebuild import offer_once
@@ -417,7 +416,7 @@ class Repl:
             case "failed":
                 assert problem is not None
                 if isinstance(problem, DoesNotFit):
-                    add_steps(problem, self._setup)
+                    add_load_steps(problem, self._setup)
                 self._print_error(problem)
                 if node is None:
                     self._store_unsent(question, problem)
@@ -491,10 +490,10 @@ class Repl:
     ) -> None:
         """Print the choices for a question that is too long, and store the question."""
         if is_first:
-            self._print_error(with_advice(problem, self._engine))
+            self._print_error(with_prompt_steps(problem, self._engine))
             return
         if overflow is None or not overflow.choices:
-            self._print_error(with_advice(problem, self._engine))
+            self._print_error(with_prompt_steps(problem, self._engine))
             self._terminal.print_line("  or start a new conversation: /clear")
             return
         self._offered = overflow

@@ -52,7 +52,7 @@ def answer_with_tools(
     with history, terminate_gracefully(), opened_engine(setup) as engine:
         gc_control.resume_gc()
         with deferred():
-            question = with_documents(conversation, mentioned, words, prompt, setup, engine)
+            question = with_documents(setup, conversation, mentioned, words, prompt, engine)
             repl = Repl(
                 setup,
                 engine,
