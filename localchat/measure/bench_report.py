@@ -1,4 +1,4 @@
-"""Benchmark results as text: tables, bars, saturation, limits and differences."""
+"""Benchmark results as text: tables, saturation, limits and differences."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,6 @@ from localchat.measure.sweep import (
 from localchat.measure.workload import Shape
 from localchat.units import counted, percent, rate, size, tokens
 
-_BAR_CELLS: Final = 40
-_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 _MIN_P95_COUNT: Final = 20
 _MIN_P99_COUNT: Final = 100
 """Numbers of values from which at least one lies beyond the percentile."""
@@ -106,18 +104,6 @@ def server_table(series: list[Point]) -> ReportTable | None:
         return None
     rows = list(zip(*(cells for _, cells in columns), strict=True))
     return ReportTable([name for name, _ in columns], rows)
-
-
-def bars(series: list[Point], width: int) -> Iterator[str]:
-    """Draw the throughput by clients as bars in a terminal of this width."""
-    best = max(point.figures.tokens_per_s for point in series)
-    digits = max(len(_load(point.key)) for point in series)
-    labels = [rate(point.figures.tokens_per_s) for point in series]
-    cells = max(min(_BAR_CELLS, width - digits - max(map(len, labels)) - 2), 1)
-    for point, label in zip(series, labels, strict=True):
-        eighths = round(point.figures.tokens_per_s / best * cells * 8)
-        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-        yield f"{_load(point.key):>{digits}} {bar} {label}"
 
 
 def _load_name(series: Sequence[Point]) -> str:

@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 import msgspec
-import pytest
 
 from localchat.measure.bench_report import (
-    bars,
     differences_table,
     sentences,
     server_table,
@@ -65,14 +63,6 @@ def test_variants_are_set_beside_the_first() -> None:
     assert b[0] == "b" and b[-2].startswith("+49.7%") and b[-1] == "more than noise"
     assert c[-1] == "within noise"
     assert differences_table(record(point(1))) is None
-
-
-@pytest.mark.parametrize("width", [20, 44, 120])
-def test_bars_fit_into_the_terminal(width: int) -> None:
-    (line,) = point_series([point(1234.5, clients=1), point(98.7, clients=64)])
-    drawn = list(bars(line, width))
-    assert max(map(len, drawn)) <= width
-    assert drawn[0].count("█") > 4 * drawn[1].count("█") and drawn[1].endswith("98.7 tok/s")
 
 
 def test_an_interrupted_sweep_proposes_no_other_end() -> None:

@@ -235,7 +235,7 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
 
 
 def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
-    """Format a result. A terminal also gets bars of the throughput."""
+    """Format a result."""
     from localchat.measure.bench_report import differences_table
     from localchat.measure.sweep import point_series
 
@@ -263,8 +263,6 @@ def _series_lines(record: "BenchRecord", series: "list[Point]", width: int | Non
     yield from _table_lines(bench_report.times_table(series), width)
     if (server := bench_report.server_table(series)) is not None:
         yield from _table_lines(server, width)
-    if width is not None and len(series) > 1:
-        yield from bench_report.bars(series, width)
     yield from bench_report.sentences(record, series)
 
 

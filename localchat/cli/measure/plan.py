@@ -8,7 +8,7 @@ import click
 from localchat.cli.context import app_context
 from localchat.cli.measure.options import json_option, parse_milliseconds
 from localchat.cli.options import FiniteRange, complete_model
-from localchat.cli.output import print_json, print_report, report_width, table
+from localchat.cli.output import print_json, print_lines, report_width, table
 from localchat.errors import ExitCode, UsageError
 from localchat.units import counted, duration
 
@@ -103,7 +103,7 @@ def command(ctx: click.Context, /, word: str | None, **_: object) -> int:
     if ctx.params["as_json"]:
         print_json(environ, plan)
     else:
-        print_report(environ, _plan_lines(plan, report_width(environ)))
+        print_lines(environ, _plan_lines(plan, report_width(environ)))
     return ExitCode.OK if plan.copies else ExitCode.ERROR
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import click
 
 from localchat.cli.context import AppContext, app_context
-from localchat.cli.output import print_json, print_report, report_width
+from localchat.cli.output import print_json, print_lines, report_width
 from localchat.cli.signals import terminate_gracefully
 from localchat.cli.streams import tell
 from localchat.errors import ExitCode, LocalchatError, UsageError
@@ -141,7 +141,7 @@ def _print(app: AppContext, value: object, lines: Iterable[str], *, as_json: boo
     if as_json:
         print_json(app.environ, value)
     else:
-        print_report(app.environ, lines)
+        print_lines(app.environ, lines)
 
 
 def stored_as(record: "StoredRecord", *, complete: bool) -> str:
