@@ -120,27 +120,18 @@ def chat(
 
 
 def _greet(setup: Setup) -> None:
-    """Recommend models to a user who only has the guide. The engine loads meanwhile."""
-    if setup.model.word != GUIDE or setup.settings.quiet or not setup.terminal.animated:
+    """Tell a user who only has the guide how to get a model."""
+    if setup.model.word != GUIDE or not setup.terminal.animated:
         return
-    # These modules probe the hardware and read the catalog, so only a first run imports them.
-    from localchat.backend_api.registry import usable_machine
-    from localchat.cli.chat.first_run import found_soon, welcome
-    from localchat.models.onboarding import first_run, hardware_line, is_first_run
+    from localchat.models.onboarding import is_first_run
 
-    environ = setup.app.environ
     try:
-        if not is_first_run(setup.paths, environ):
-            return
-        result = found_soon(lambda: first_run(setup.paths, environ))
-        if result is None:
-            setup.terminal.print_line(hardware_line(usable_machine()))
-            setup.terminal.print_line("localchat run lists models to download")
-            return
-        for line in welcome(result):
-            setup.terminal.print_line(line)
-    except LocalchatError as problem:
-        setup.terminal.notify(f"cannot recommend models: {problem.message}")
+        if is_first_run(setup.paths, setup.app.environ):
+            setup.terminal.notify(
+                "the built-in guide answers; localchat run lists models for this computer"
+            )
+    except LocalchatError:
+        return  # localchat list says what is wrong with the files
 
 
 class TerminalView:

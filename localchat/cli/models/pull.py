@@ -1,8 +1,6 @@
 """Command `localchat pull`: download a model, or resume a download."""
 
 import sys
-import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import click
@@ -114,7 +112,6 @@ def _reference(name: str, inputs: "Inputs") -> "Reference":
 def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) -> bool:
     """Download the files. Return False if the user declines."""
     from localchat.models.hub.client import hub_from_environment
-    from localchat.models.hub.download import remember_rate
     from localchat.models.hub.events import PullFinished
     from localchat.models.hub.pull import bytes_present, fetch, select_files
     from localchat.models.hub.retry import RetryPolicy
@@ -127,16 +124,10 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) 
     fits = is_resumed or _show_verdict(choice, hub, inputs, view, retry)
     if not _agreed(choice, ask, fits=fits):
         return False
-    start_s = time.monotonic()
-    fetched_bytes = 0
 
     def show(event: "PullEvent") -> None:
-        nonlocal fetched_bytes
         view.show(event)
-        if not isinstance(event, PullFinished):
-            return
-        fetched_bytes = event.fetched_bytes
-        if event.trouble:
+        if isinstance(event, PullFinished) and event.trouble:
             raise ModelInvalid(
                 f"{event.name} cannot be run: {event.trouble}",
                 hint=f"localchat rm {event.name} removes it; the same model is often in several "
@@ -144,8 +135,6 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) 
             )
 
     fetch(choice, hub, inputs.paths.models_dir, show, retry)
-    with suppress(OSError):  # the next estimate of a download uses the default rate then
-        remember_rate(inputs.paths.state_dir, fetched_bytes, time.monotonic() - start_s)
     return True
 
 
