@@ -110,6 +110,11 @@ CORRECTIONS: Final = {
     "`localchat serve --documents NAME` offers them to clients as `MODEL@NAME`.": (
         "Clients of `localchat serve` send their own context."
     ),
+    "A large paste becomes an attachment in the input; open it (`Alt+O`) to see or change the "
+    "text. It is sent whole.": (
+        "A large paste becomes an attachment in the input, which is sent whole. `Ctrl+G` opens "
+        "the message with its text in your editor."
+    ),
 }
 """Replacements of phrases in every answer."""
 
