@@ -90,7 +90,7 @@ _NEEDLE_LENGTHS: Final = (1024, 4096)
 @click.option(
     "--only",
     metavar="LIST",
-    help="Tests to run: text, greedy, json, tools, needles, questions, speed. Default: all but speed.",
+    help="Tests to run: text, json, tools, needles, questions, speed. Default: all but speed.",
 )
 @click.option(
     "--gate",
@@ -111,8 +111,8 @@ def command(ctx: click.Context, /, **_: object) -> int:
     """Compare the answers of models, quantizations and KV cache types.
 
     Is the smaller model still good? Which quantization should I take?
-    Compares each MODEL with the first one: perplexity and KL divergence over a text, greedy texts, JSON and
-    tool calls, needles in long texts, and questions of your own. A verdict says whether the model is safe.
+    Compares each MODEL with the first one: perplexity and KL divergence over a text, JSON and tool calls,
+    needles in long texts, and questions of your own. A verdict says whether the model is safe.
     MODEL is a model of this machine, the address of a running server, or remote:NAME of the settings.
     --vary kv-type=f16,q8_0 compares settings of one model in the same way.
     """
