@@ -556,14 +556,11 @@ class ChatSession:
         """Save the model and its speed in a thread, so that questions need not wait."""
         status = self.status
         try:
-            offer = await asyncio.to_thread(
+            await asyncio.to_thread(
                 self.context.remember, self.setup.model, status.info, status.done
             )
         except (OSError, LocalchatError) as problem:
             self.remark(f"cannot save the model and its speed: {problem}", "warning")
-        else:
-            if offer:
-                self.remark(offer, "info")
 
     @contextmanager
     def _exclusive(self, task: str = "") -> Iterator[None]:

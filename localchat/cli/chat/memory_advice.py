@@ -35,7 +35,7 @@ def _load_steps(setup: Setup) -> tuple[MemoryStep, ...]:
 
 
 def with_prompt_steps(problem: ContextExceeded, engine: Engine) -> ContextExceeded:
-    """Add both token counts and the steps to the rejection of a prompt, if its counts are known."""
+    """Add both token counts and the steps to the rejection of a prompt, if known."""
     prompt = problem.details.get("prompt_tokens")
     context = problem.details.get("context_tokens")
     if not isinstance(prompt, int) or not isinstance(context, int):

@@ -21,7 +21,6 @@ from localchat.cli.chat.json_report import context_line, report
 from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
 from localchat.cli.chat.render_answer import AnswerDisplay, ReceivedAnswer, receive
 from localchat.cli.resolve import Setup, opened_engine, owned, remember, request_for
-from localchat.cli.settings.rebuild import offer_once
 from localchat.cli.signals import deferred, terminate_gracefully
 from localchat.engine.events import Finished
 from localchat.engine.interface import Engine
@@ -117,7 +116,6 @@ class OneShot:
             done = answer.done if self._settings.n == 1 else None
             remember(self._setup, self._engine.info, done)
             self._print_rest()
-            self._offer_rebuild()
         except ContextExceeded as problem:
             error = problem
             self._terminal.end_answer(empty=False)
@@ -322,13 +320,6 @@ class OneShot:
             sentence = end_sentence(end, max_tokens, context, what=name)
             advice = end_advice(end, max_tokens, context)
             self._terminal.print_line(f"localchat: {sentence} {advice}")
-
-    def _offer_rebuild(self) -> None:
-        """Mention a faster build once, after a complete answer that a person reads."""
-        if self._answer.interrupted or self._options.as_json or self._options.extract:
-            return
-        if sentence := offer_once(self._setup, self._engine.info()):
-            self._terminal.notify(sentence)
 
 
 _OPENING_FENCE: Final = re.compile(r"^( {0,3})(`{3,}(?=[^`\n]*$)|~{3,})[^\n]*$", re.MULTILINE)

@@ -20,13 +20,11 @@ from localchat.cli.chat.json_report import context_line
 from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
 from localchat.cli.chat.session_context import session_context
 from localchat.cli.resolve import Setup, model_label, opened_engine, remember
-from localchat.cli.settings.rebuild import offer_once
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
 from localchat.config.presets import addressed
 from localchat.engine.attachments import attached_sentence
-from localchat.engine.events import Done
-from localchat.engine.interface import Engine, EngineInfo
+from localchat.engine.interface import Engine
 from localchat.engine.stats_line import stats_line
 from localchat.errors import (
     ContextExceeded,
@@ -39,7 +37,7 @@ from localchat.errors import (
     UsageError,
 )
 from localchat.history.store import History
-from localchat.models.resolve import GUIDE, ResolvedModel
+from localchat.models.resolve import GUIDE
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import (
     OVERFLOW_PREFIX,
@@ -250,7 +248,7 @@ class Repl:
         recorder.attach(history)
         context, model_setup = session_context(setup)
         self._session = ChatSession(
-            msgspec.structs.replace(context, remember=self._remember),
+            context,
             EngineHolder.holding(engine),
             model_setup._replace(settings=settings),
             view,
@@ -278,10 +276,6 @@ class Repl:
         finally:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
-
-    def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> str:
-        remember(self._setup, lambda: info, done)
-        return offer_once(self._setup, info)
 
     def run(self, read: Callable[[], str | None], first: Question) -> int:
         """Run the conversation until the user leaves, and return the exit code."""
