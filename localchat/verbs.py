@@ -47,7 +47,6 @@ VERBS: Final = {
         Verb(
             "quality", "measure", "Compare the answers of models, quantizations and KV cache types."
         ),
-        Verb("tune", "measure", "Find the fastest settings of a model on this machine."),
         Verb("plan", "measure", "Estimate how many users a model can serve, and at what cost."),
         Verb("serve", "serving", "Serve models over the OpenAI, Anthropic and Ollama APIs."),
         Verb("launch", "serving", "Start a coding agent on a model of this machine."),
@@ -90,9 +89,10 @@ OTHER_WORDS: Final = (
     OtherWord(("remove",), "localchat rm NAME"),
     OtherWord(("info",), "localchat show NAME"),
     OtherWord(("benchmark", "measure"), "localchat bench NAME"),
-    OtherWord(("perf",), "localchat bench NAME, and localchat tune NAME for faster settings"),
+    OtherWord(
+        ("perf", "tune", "optimize"), "localchat bench NAME --vary threads=4,8 compares settings"
+    ),
     OtherWord(("convert", "compress"), "localchat quantize NAME --type Q4_K_M"),
-    OtherWord(("optimize",), "localchat tune NAME"),
     OtherWord(("capacity",), "localchat plan NAME --users N"),
     OtherWord(("diagnose",), "localchat doctor"),
     OtherWord(("check",), "localchat doctor, or localchat fit NAME"),

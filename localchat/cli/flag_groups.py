@@ -25,7 +25,6 @@ _GROUPS: Final = {
     ),
     "Sampling": (*SAMPLERS, "seed", "option"),
     "Reasoning": ("think", "think_budget", "hide_reasoning"),
-    "Several tries": ("best_of", "judge", "vote", "vote_by", "critique"),
     "Tools": ("tools", "root", "tool_rounds", "yes"),
     "Memory and GPU": (
         *("context_length", "kv_cache_type", "window_only", "cache_ram_mib", "cache_disk_gb"),

@@ -41,8 +41,6 @@ _PROMPT_FLAGS = (
     *("schema", "regex", "grammar", "extract", "raw_prompt", "max_tokens", "temperature"),
 )
 """Names of parameters that only prompts have."""
-_AS_WORD = {"remote": ("serve",), "model": ("serve", "run", "show", "fit", "pull", "rm", "stop")}
-"""Verbs that take the value of a prompt's flag as their MODEL argument, by flag."""
 
 
 class RootGroup(click.Group):
@@ -194,12 +192,9 @@ def refuse_near_verb(words: tuple[str, ...], ctx: click.Context) -> None:
                 "a prompt that begins with a verb needs -- before it",
                 hint=f"To ask the model: {as_prompt}",
             )
-        command_line, unknown_flags = _intended_command(words, ctx)
-        if unknown_flags:
-            command_line += f" ({first} takes no {', '.join(unknown_flags)})"
         raise UsageError(
-            f"put flags after the verb: {command_line}",
-            hint=f"To ask the model: {as_prompt}",
+            f"put flags after the verb: localchat {' '.join(words)} FLAGS",
+            hint=f"localchat {first} --help lists them\nTo ask the model: {as_prompt}",
         )
     # A flag that only prompts have shows that a prompt was meant.
     if not any(_is_given(ctx, name) for name in _PROMPT_FLAGS):
@@ -231,44 +226,6 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
     return prompt_line(args, _prompt_command().params)
 
 
-def _intended_command(words: tuple[str, ...], ctx: click.Context) -> tuple[str, list[str]]:
-    """Return the intended command line, and the flags that its verb does not take."""
-    import shlex
-
-    # Flags that the verb shares with prompts keep their values behind it.
-    verb_params = {param.name for param in _verb_command(words[0]).params}
-    line = ["localchat", *words]
-    unknown_flags = []
-    for param in ctx.command.params:
-        if not isinstance(param, click.Option) or param.name is None:
-            continue
-        if not _is_given(ctx, param.name):
-            continue
-        value = ctx.params.get(param.name)
-        flag = param.opts[-1]
-        if value is False and param.secondary_opts:
-            flag = param.secondary_opts[-1]
-        if param.name in verb_params:
-            line.append(flag)
-            if not param.is_flag and isinstance(value, str | int | float):
-                line.append(str(value))
-        elif len(words) == 1 and words[0] in _AS_WORD.get(param.name, ()):
-            line.insert(2, f"remote:{value}" if param.name == "remote" else str(value))
-        else:
-            unknown_flags.append(flag)
-    return shlex.join(line), unknown_flags
-
-
 def _is_given(ctx: click.Context, name: str) -> bool:
     """Return True if the command line contains this parameter."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-
-
-def other_spelling(problem: click.NoSuchOption) -> str:
-    """Return what to write instead of a flag that a verb does not take."""
-    names = {"--remote": "remote", "-m": "model", "--model": "model"}
-    name = names.get(problem.option_name, "")
-    if problem.ctx is None or problem.ctx.info_name not in _AS_WORD.get(name, ()):
-        return ""
-    argument = "remote:NAME" if name == "remote" else "MODEL"
-    return f"write {problem.ctx.command_path} {argument}"

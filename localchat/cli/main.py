@@ -10,7 +10,7 @@ import click
 
 from localchat import __version__
 from localchat.cli.context import AppContext
-from localchat.cli.group import RootGroup, UnknownSubcommand, other_spelling, question_instead
+from localchat.cli.group import RootGroup, UnknownSubcommand, question_instead
 from localchat.cli.signals import interruptible
 from localchat.cli.streams import OutputClosed, columns, stdout_trouble, tell
 from localchat.cli.verb_words import ALSO
@@ -165,7 +165,7 @@ def _unknown_flag(problem: click.NoSuchOption, context: click.Context | None) ->
     from localchat.suggestions import closest
 
     message = f"there is no flag {problem.option_name}"
-    if context is None or other_spelling(problem):
+    if context is None:
         return message
     flags = (
         flag
@@ -191,8 +191,6 @@ def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
     if isinstance(problem, UnknownSubcommand) and problem.hint:
         return problem.hint
     if isinstance(problem, click.NoSuchOption):
-        if spelling := other_spelling(problem):
-            return spelling
         if command in _PROMPTED:
             start = next(
                 (index for index, arg in enumerate(args) if arg.startswith(problem.option_name)),

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from shutil import get_terminal_size
-from textwrap import wrap
 from typing import Final
 
 import click
@@ -16,17 +15,13 @@ _MIN_COLUMNS: Final = 20
 
 
 def print_lines(environ: Mapping[str, str], lines: Iterable[str]) -> None:
-    """Print lines, sanitized on a terminal. Raises LocalchatError if stdout cannot be written."""
+    """Print lines. A terminal gets them sanitized and wrapped at words.
+
+    Raises LocalchatError if stdout cannot be written.
+    """
     terminal = Terminal(environ)
     terminal.answer("\n".join(lines))
     terminal.end_answer(empty=False)
-
-
-def print_report(environ: Mapping[str, str], lines: Iterable[str]) -> None:
-    """Print tables and sentences. A terminal wraps sentences at words. Raises as `print_lines`."""
-    if (width := report_width(environ)) is not None:
-        lines = [part for line in lines for part in wrapped(line, width)]
-    print_lines(environ, lines)
 
 
 def report_width(environ: Mapping[str, str]) -> int | None:
@@ -34,13 +29,6 @@ def report_width(environ: Mapping[str, str]) -> int | None:
     if not Terminal(environ).stdout_is_terminal:
         return None
     return max(get_terminal_size().columns, _MIN_COLUMNS)
-
-
-def wrapped(line: str, width: int) -> list[str]:
-    """Wrap a line at words. Table rows, whose columns are two spaces apart, stay as they are."""
-    if len(line) <= width or "  " in line.strip():
-        return [line]
-    return wrap(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 def print_json(environ: Mapping[str, str], data: object) -> None:

@@ -16,11 +16,11 @@
     template = "Sum this up: {input}"
 
     [prices]
-    kwh = 0.30
+    machine_hour = 2.50
 
 The section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their
 names (tui/keymap.py). `[remotes]` names engines on other machines (remotes.py). `[presets]` are ways to ask
-(presets.py). `[prices]` are those of energy, machines and hosted APIs (prices.py). `[mcp]` are servers of tools
+(presets.py). `[prices]` are those of machines and hosted APIs (prices.py). `[mcp]` are servers of tools
 (mcp_servers.py).
 """
 

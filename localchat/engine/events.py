@@ -66,13 +66,6 @@ class Prefill(msgspec.Struct, frozen=True, tag="prefill", omit_defaults=True):
     """Time to load them."""
 
 
-class AnswerProgress(msgspec.Struct, frozen=True, tag="progress"):
-    """Progress of an answer that takes several requests, such as a vote."""
-
-    phrase: str
-    """Text of a progress line."""
-
-
 class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
     """Log probabilities of the prompt tokens after the first. Sent once, before any text."""
 
@@ -240,7 +233,6 @@ Event: TypeAlias = (
     | Queued
     | Loading
     | Prefill
-    | AnswerProgress
     | PromptLogprobs
     | Text
     | Reasoning

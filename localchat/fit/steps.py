@@ -126,14 +126,9 @@ class MemoryStep(msgspec.Struct, frozen=True):
         }
 
 
-def numbered(steps: Iterable[MemoryStep]) -> Iterator[tuple[int, MemoryStep]]:
-    """Number the steps that help, from 1."""
-    return enumerate((step for step in steps if step.helps), 1)
-
-
 def step_lines(steps: tuple[MemoryStep, ...]) -> Iterator[str]:
     """Yield the steps that help, in order with their numbers. `as_json` has the others too."""
-    for number, step in numbered(steps):
+    for number, step in enumerate((step for step in steps if step.helps), 1):
         yield f"{number}. {step.sentence()}"
 
 

@@ -1,4 +1,4 @@
-"""Benchmark results as text: tables, bars, saturation, limits and differences."""
+"""Benchmark results as text: tables, saturation, limits and differences."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -12,15 +12,12 @@ from localchat.measure.sweep import (
     Point,
     PointKey,
     ServedVariant,
-    point_series,
     rates,
     saturation,
 )
 from localchat.measure.workload import Shape
 from localchat.units import counted, percent, rate, size, tokens
 
-_BAR_CELLS: Final = 40
-_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 _MIN_P95_COUNT: Final = 20
 _MIN_P99_COUNT: Final = 100
 """Numbers of values from which at least one lies beyond the percentile."""
@@ -100,7 +97,6 @@ def server_table(series: list[Point]) -> ReportTable | None:
         ("DRAFTS", [_drafts(point) for point in figures]),
         ("PREEMPTED", [_cell(point.preemptions, ",") for point in figures]),
         ("FAILED", [_cell(point.failed or None, ",") for point in figures]),
-        ("J/TOKEN", [_joules(point) for point in figures]),
         ("ROOF", [_share(point.roof_share) for point in figures]),
     ]
     columns = [(name, cells) for name, cells in columns if any(cell != "-" for cell in cells)]
@@ -108,18 +104,6 @@ def server_table(series: list[Point]) -> ReportTable | None:
         return None
     rows = list(zip(*(cells for _, cells in columns), strict=True))
     return ReportTable([name for name, _ in columns], rows)
-
-
-def bars(series: list[Point], width: int) -> Iterator[str]:
-    """Draw the throughput by clients as bars in a terminal of this width."""
-    best = max(point.figures.tokens_per_s for point in series)
-    digits = max(len(_load(point.key)) for point in series)
-    labels = [rate(point.figures.tokens_per_s) for point in series]
-    cells = max(min(_BAR_CELLS, width - digits - max(map(len, labels)) - 2), 1)
-    for point, label in zip(series, labels, strict=True):
-        eighths = round(point.figures.tokens_per_s / best * cells * 8)
-        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-        yield f"{_load(point.key):>{digits}} {bar} {label}"
 
 
 def _load_name(series: Sequence[Point]) -> str:
@@ -348,64 +332,8 @@ def differences_table(record: BenchRecord) -> ReportTable | None:
     return ReportTable(head, rows, left=2)
 
 
-def comparison_table(first: BenchRecord, second: BenchRecord) -> ReportTable:
-    """Compare throughput and median times of two records under the conditions that both have."""
-    head = ("", "SHAPE", "CONTEXT", "CLIENTS", "TOK/S", "", "TTFT ms", "", "PER TOKEN ms", "")
-    rows: list[Sequence[str]] = []
-    second_points = {
-        _shared_key(second, point.key): point
-        for series in point_series(second.points)
-        for point in series
-    }
-    for series in point_series(first.points):
-        for point in series:
-            match = second_points.get(_shared_key(first, point.key))
-            if match is not None:
-                rows.append(
-                    (
-                        point.key.variant,
-                        *_condition_cells(point.key),
-                        *_change(point.figures.tokens_per_s, match.figures.tokens_per_s),
-                        *_change(point.figures.ttft_ms.p50, match.figures.ttft_ms.p50),
-                        *_change(_median(point.figures.tpot_ms), _median(match.figures.tpot_ms)),
-                    )
-                )
-    return ReportTable(head, rows, left=2)
-
-
-def comparison_sentences(first: BenchRecord, second: BenchRecord) -> Iterator[str]:
-    """Explain what makes two records hard to compare."""
-    facts = (
-        ("machine", _machine(first), _machine(second)),
-        ("version", first.localchat, second.localchat),
-        ("models", ", ".join(first.models), ", ".join(second.models)),
-        ("temperature", first.spec.temperature, second.spec.temperature),
-    )
-    differing = [
-        f"{name}: {value} and {other_value}"
-        for name, value, other_value in facts
-        if value != other_value
-    ]
-    if differing:
-        yield f"They differ in more than time: {'; '.join(differing)}."
-    if min(first.spec.rounds, second.spec.rounds) < 2:
-        yield "A record of one round shows no noise; --rounds 3 does."
-
-
-def _machine(record: BenchRecord) -> str:
-    machine = record.machine
-    return " + ".join([f"{machine.cpu} ({machine.cores} cores)", *machine.gpus])
-
-
 def _with_variant(key: PointKey, variant: str) -> PointKey:
     return msgspec.structs.replace(key, variant=variant)
-
-
-def _shared_key(record: BenchRecord, key: PointKey) -> PointKey:
-    """Return the key that matches in another record. A single variant matches any other single one."""
-    if len(record.spec.variants) > 1:
-        return key
-    return _with_variant(key, "")
 
 
 def _condition_cells(key: PointKey) -> tuple[str, str, str]:
@@ -420,21 +348,6 @@ def _difference(change: Difference) -> tuple[str, str]:
     if change.beyond_noise:
         return text, "more than noise"
     return text, "within noise"
-
-
-def _change(first: float | None, second: float | None) -> tuple[str, str]:
-    if first is None or second is None:
-        return "-", ""
-    text = f"{_number(first)} {_number(second)}"
-    if not first:
-        return text, ""
-    return text, f"{second / first - 1:+.1%}"
-
-
-def _median(times: Percentiles | None) -> float | None:
-    if times is None:
-        return None
-    return times.p50
 
 
 def _times(times: Percentiles | None) -> str:
@@ -475,9 +388,3 @@ def _drafts(figures: PointFigures) -> str:
     if figures.drafted:
         return f"{figures.accepted or 0:,}/{figures.drafted:,}"
     return "-"
-
-
-def _joules(figures: PointFigures) -> str:
-    if figures.joules is None:
-        return "-"
-    return _number(figures.joules / (figures.completion_tokens * figures.requests))

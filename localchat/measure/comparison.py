@@ -21,11 +21,11 @@ from localchat.measure.perplexity import (
     perplexity,
     windows,
 )
-from localchat.measure.records import GreedyText, QualitySpec, TaskOutcome, VariantQuality
+from localchat.measure.records import QualitySpec, TaskOutcome, VariantQuality
 from localchat.measure.variants import BenchVariant
-from localchat.measure.workload import GREEDY_PROMPTS, TokenScale, needle_text, prose
+from localchat.measure.workload import TokenScale, needle_text, prose
 
-TESTS: Final = ("text", "greedy", "json", "tools", "needles", "questions", "speed")
+TESTS: Final = ("text", "json", "tools", "needles", "questions", "speed")
 _SAMPLE_WORDS: Final = 400
 
 
@@ -89,7 +89,6 @@ class Comparison:
         spec = self.spec
         counts = {
             "text": spec.most_windows,
-            "greedy": len(GREEDY_PROMPTS),
             "json": spec.tasks,
             "tools": spec.tasks,
             "needles": len(spec.needle_lengths) * spec.needle_depths,
@@ -114,8 +113,6 @@ class _VariantRun:
         figures: dict[str, Any] = {}
         if "text" in spec.tests:
             figures |= self._text()
-        if "greedy" in spec.tests:
-            figures["greedy"] = self._greedy()
         if "json" in spec.tests:
             figures["json"] = self._tasks("JSON", range(spec.tasks), tasks.json_outcome)
         if "tools" in spec.tests:
@@ -206,21 +203,6 @@ class _VariantRun:
         if client is None:
             return EngineScorer(engine, bos=self.comparison.bos)
         return RemoteScorer(engine, client, engine.info().model)
-
-    def _greedy(self) -> tuple[GreedyText, ...]:
-        measured = self.comparison.measured
-        base_texts: dict[str, GreedyText] = {}
-        if measured:
-            base_texts = {text.prompt: text for text in measured[0].greedy}
-        texts = []
-        for prompt in GREEDY_PROMPTS:
-            self.comparison.start_step(self.variant, "greedy texts")
-            try:
-                texts.append(tasks.greedy_text(self.target.engine, prompt, base_texts.get(prompt)))
-            except UsageError as problem:
-                self.left_out.append(f"greedy texts: {problem.message}")
-                return ()
-        return tuple(texts)
 
     def _tasks(
         self, name: str, numbers: Iterable[int], outcome: Callable[[Engine, int], TaskOutcome]

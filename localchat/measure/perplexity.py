@@ -91,7 +91,7 @@ class EngineScorer:
         if len(entries) != len(window) - 1 - first:
             raise UsageError(
                 "the backend does not report log probabilities of a prompt",
-                hint="--only greedy,json,tools,needles,questions leaves them out",
+                hint="--only json,tools,needles,questions leaves them out",
             )
         size = rows.stat().st_size if rows.is_file() else 0
         has_rows = size > 0 and size % (2 * len(entries)) == 0

@@ -1,14 +1,12 @@
-"""SVG charts: a benchmark's throughput and times; the loss of a quality comparison by size and speed."""
+"""SVG charts: the loss of a quality comparison by size and speed."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from math import ceil, floor, log2, log10
-from typing import Final, NamedTuple
+from math import ceil, floor, log10
+from typing import Final
 
-from localchat.measure.bench_report import heading
 from localchat.measure.quality_report import needle_heading, needles_by_length
-from localchat.measure.records import BenchRecord, QualityRecord, VariantQuality
-from localchat.measure.sweep import Point, point_series
+from localchat.measure.records import QualityRecord, VariantQuality
 
 _COLORS: Final = (
     *("#2563eb", "#d97706", "#059669", "#dc2626"),
@@ -44,28 +42,6 @@ def _color(index: int) -> str:
     return _COLORS[index % len(_COLORS)]
 
 
-class _ChartPanel(NamedTuple):
-    """A chart of one figure by load."""
-
-    title: str
-    value: Callable[[Point], float | None]
-    tail: Callable[[Point], float | None] = lambda point: None
-    """Figure of a second, dashed line."""
-
-
-_PANELS: Final = (
-    _ChartPanel("Tokens per second", lambda point: point.figures.tokens_per_s),
-    _ChartPanel(
-        "Time to first token, ms: p50, p99 dashed",
-        lambda point: point.figures.ttft_ms.p50,
-        lambda point: point.figures.ttft_ms.p99,
-    ),
-    _ChartPanel(
-        "Time per token, ms: p50, p99 dashed",
-        lambda point: point.figures.tpot_ms.p50 if point.figures.tpot_ms else None,
-        lambda point: point.figures.tpot_ms.p99 if point.figures.tpot_ms else None,
-    ),
-)
 _PANEL_WIDTH: Final = 420
 _PANEL_HEIGHT: Final = 300
 _PLOT_LEFT: Final = 64
@@ -73,93 +49,6 @@ _PLOT_RIGHT: Final = _PANEL_WIDTH - 16
 _PLOT_TOP: Final = 40
 _PLOT_BOTTOM: Final = _PANEL_HEIGHT - 44
 _MAX_TICKS: Final = 5
-
-
-class _Curve(NamedTuple):
-    """Line of a panel."""
-
-    points: list[tuple[float, float]]
-    """(load, value)."""
-    color: str
-    dashed: bool
-
-
-def bench_svg(record: BenchRecord) -> str:
-    """Draw every series of a benchmark."""
-    all_series = list(point_series(record.points))
-    machine = " + ".join([record.machine.cpu, *record.machine.gpus])
-    title = (
-        f"{', '.join(record.models)} · {machine} · localchat {record.localchat} · {record.at[:10]}"
-    )
-    parts = [_text(16, 22, title, _BOLD)]
-    for index, panel in enumerate(_PANELS):
-        offset = f'transform="translate({index * _PANEL_WIDTH} {_TITLE_HEIGHT})"'
-        parts.append(f"<g {offset}>{_draw_panel(panel, all_series)}</g>")
-    legend_top = _TITLE_HEIGHT + _PANEL_HEIGHT + 14
-    for index, series in enumerate(all_series):
-        y = legend_top + _LEGEND_ROW * index
-        parts.append(
-            f'<rect x="{_PLOT_LEFT}" y="{y - 9}" width="14" height="4" fill="{_color(index)}"/>'
-        )
-        parts.append(_text(_PLOT_LEFT + 22, y - 3, heading(record, series)))
-    return _svg(_PANEL_WIDTH * len(_PANELS), legend_top + _LEGEND_ROW * len(all_series), parts)
-
-
-def _draw_panel(panel: _ChartPanel, all_series: Sequence[list[Point]]) -> str:
-    parts = [_text(_PLOT_LEFT, 24, panel.title, _BOLD)]
-    curves = list(_curves(panel, all_series))
-    if not curves:
-        return parts[0]
-    loads = sorted({load for curve in curves for load, _ in curve.points})
-    ticks = _ticks(max(value for curve in curves for _, value in curve.points))
-    scale = _Scale(loads[0], loads[-1], ticks[-1])
-    for tick in ticks:
-        y = f"{scale.y(tick):.1f}"
-        parts.append(f'<line x1="{_PLOT_LEFT}" x2="{_PLOT_RIGHT}" y1="{y}" y2="{y}" class="g"/>')
-        parts.append(_text(_PLOT_LEFT - 8, round(scale.y(tick) + 4, 1), f"{tick:,.4g}", _RIGHT))
-    for load in loads:
-        parts.append(_text(round(scale.x(load), 1), _PLOT_BOTTOM + 18, f"{load:g}", _CENTER))
-    axis = "requests per second" if all_series[0][0].key.rate else "clients"
-    middle = (_PLOT_LEFT + _PLOT_RIGHT) / 2
-    parts.append(_text(middle, _PANEL_HEIGHT - 8, axis, _CENTER))
-    parts += [_draw_curve(curve, scale) for curve in curves]
-    return "".join(parts)
-
-
-def _curves(panel: _ChartPanel, all_series: Sequence[list[Point]]) -> Iterator[_Curve]:
-    for index, series in enumerate(all_series):
-        for figure, dashed in ((panel.value, False), (panel.tail, True)):
-            values = [(point.key.rate or point.key.clients, figure(point)) for point in series]
-            points = [(load, value) for load, value in values if value is not None]
-            if points:
-                yield _Curve(points, _color(index), dashed)
-
-
-class _Scale(NamedTuple):
-    """Maps loads (logarithmic) and values (from 0) to a panel."""
-
-    min_load: float
-    max_load: float
-    max_value: float
-
-    def x(self, load: float) -> float:
-        low = log2(self.min_load)
-        high = log2(self.max_load)
-        share = (log2(load) - low) / (high - low) if high > low else 0.5
-        return _PLOT_LEFT + (_PLOT_RIGHT - _PLOT_LEFT) * share
-
-    def y(self, value: float) -> float:
-        return _PLOT_BOTTOM - (_PLOT_BOTTOM - _PLOT_TOP) * value / self.max_value
-
-
-def _draw_curve(curve: _Curve, scale: _Scale) -> str:
-    positions = [(scale.x(load), scale.y(value)) for load, value in curve.points]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
-    line = f'<polyline points="{path}" fill="none" stroke="{curve.color}" stroke-width="2"'
-    if curve.dashed:
-        return f'{line} stroke-dasharray="5 4"/>'
-    dots = (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{curve.color}"/>' for x, y in positions)
-    return f"{line}/>{''.join(dots)}"
 
 
 def _ticks(max_value: float) -> list[float]:

@@ -22,7 +22,7 @@ HEAD = (
         "RMS ΔP",
         "SAME TOP P",
     ),
-    *("SAME TEXT", "JSON", "TOOLS", "NEEDLES", "RIGHT"),
+    *("JSON", "TOOLS", "NEEDLES", "RIGHT"),
 )
 
 
@@ -33,7 +33,7 @@ def rows(record: QualityRecord) -> Iterator[tuple[str, ...]]:
 
 
 def _row(measured: VariantQuality) -> tuple[str, ...]:
-    perplexity = bits_per_byte = kl_mean = kl_p99 = delta_p = top_1 = same_texts = speed = "-"
+    perplexity = bits_per_byte = kl_mean = kl_p99 = delta_p = top_1 = speed = "-"
     if measured.tokens_per_s is not None:
         speed = f"{measured.tokens_per_s:.3g}"
     if measured.perplexity is not None:
@@ -48,15 +48,11 @@ def _row(measured: VariantQuality) -> tuple[str, ...]:
         top_1 = f"{divergence.same_top_share:.1%}"
         if divergence.delta_p_rms is not None:
             delta_p = f"{divergence.delta_p_rms:.1%}"
-    texts = measured.greedy
-    # The texts of the first variant differ from no others.
-    if texts and (measured.divergence or any(text.same is not None for text in texts)):
-        same_texts = f"{sum(text.same is None for text in texts)}/{len(texts)}"
     return (
         measured.variant.name,
         size(measured.file_bytes) if measured.file_bytes else "-",
         measured.kv_type or "-",
-        *(speed, perplexity, bits_per_byte, kl_mean, kl_p99, delta_p, top_1, same_texts),
+        *(speed, perplexity, bits_per_byte, kl_mean, kl_p99, delta_p, top_1),
         _passed(measured.json),
         _passed(measured.tools),
         _passed(measured.needles),
@@ -71,16 +67,9 @@ def _passed(tasks: Sequence[TaskOutcome]) -> str:
 
 
 def sentences(record: QualityRecord) -> Iterator[str]:
-    """Report where greedy texts differ, skipped tests, and the verdicts last."""
+    """Report skipped tests, and the verdicts last."""
     for measured in record.measured:
         name = measured.variant.name
-        differing = [text for text in measured.greedy if text.same is not None]
-        if differing:
-            first = min(differing, key=lambda text: text.same or 0)
-            yield (
-                f"{name}: greedy texts differ after {first.same} tokens at the earliest: "
-                f"{first.prompt!r}"
-            )
         for test in measured.left_out:
             yield f"{name}: skipped: {test}"
     has_speed = any(measured.tokens_per_s is not None for measured in record.measured)
@@ -109,28 +98,3 @@ def needles_by_length(measured: VariantQuality) -> Iterator[tuple[int, list[Task
     """Yield each text length with its needles, by depth."""
     for length in sorted({task.length for task in measured.needles}):
         yield length, [task for task in measured.needles if task.length == length]
-
-
-def comparison_rows(first: QualityRecord, second: QualityRecord) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of variants that both records have, those of the first record first."""
-    first_names = {measured.variant.name for measured in first.measured}
-    second_names = {measured.variant.name for measured in second.measured}
-    for number, record in enumerate((first, second), 1):
-        for measured in record.measured:
-            if measured.variant.name in first_names & second_names:
-                yield (str(record.id or number), *_row(measured))
-
-
-def differing_conditions(first: QualityRecord, second: QualityRecord) -> Iterator[str]:
-    """Report conditions that make two records hard to compare."""
-    conditions = (
-        ("text", first.spec.text_digest, second.spec.text_digest),
-        ("window", first.spec.window_tokens, second.spec.window_tokens),
-        ("windows", first.spec.most_windows, second.spec.most_windows),
-        ("version", first.localchat, second.localchat),
-        ("machine", first.machine.cpu, second.machine.cpu),
-        ("questions", first.spec.questions, second.spec.questions),
-    )
-    for name, value, other_value in conditions:
-        if value != other_value:
-            yield f"Not the same {name}: {value} and {other_value}."

@@ -56,8 +56,6 @@ class BenchRecord(StoredRecord, frozen=True, kw_only=True):
     spec: SweepSpec
     served: tuple[ServedVariant, ...]
     points: tuple[Point, ...]
-    energy: tuple[str, ...] = ()
-    """Devices whose energy the joules include."""
     complete: bool = True
     """False if the benchmark was interrupted."""
     others_share: float = 0.0
@@ -114,15 +112,6 @@ class TaskOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """Position of a needle: 0 is the start of the text, 1 its end."""
 
 
-class GreedyText(msgspec.Struct, frozen=True):
-    """Greedy answer, split into tokens, or into words if the server reports no tokens."""
-
-    prompt: str
-    pieces: tuple[str, ...]
-    same: int | None = None
-    """Leading pieces shared with the first model's answer; None if the answers are equal."""
-
-
 class VariantQuality(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All figures of one variant.
 
@@ -139,7 +128,6 @@ class VariantQuality(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     perplexity: PerplexityFigures | None = None
     divergence: DivergenceFigures | None = None
     """Distance from the first variant, which has none."""
-    greedy: tuple[GreedyText, ...] = ()
     json: tuple[TaskOutcome, ...] = ()
     tools: tuple[TaskOutcome, ...] = ()
     needles: tuple[TaskOutcome, ...] = ()

@@ -1,4 +1,4 @@
-"""Plan of a service: copies of a model for a number of users, their waiting, memory, energy and money."""
+"""Plan of a service: copies of a model for a number of users, their waiting and money."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,6 @@ import msgspec
 
 from localchat.config.prices import Prices
 from localchat.errors import UsageError
-from localchat.fit.memory_plan import MemoryPlan
 from localchat.measure.capacity import (
     QueueFigures,
     RequestLengths,
@@ -17,12 +16,10 @@ from localchat.measure.capacity import (
     cost_model,
     highest_rate,
     simulate,
-    turn_s,
 )
 from localchat.measure.records import BenchRecord
 from localchat.measure.statistics import LatencyTarget
 from localchat.measure.sweep import Point, point_series
-from localchat.units import rate
 
 DEFAULT_SLOTS: Final = 16
 _GPU_BUDGET_S: Final = 0.1
@@ -32,12 +29,7 @@ _MAX_LOAD: Final = 0.8
 """Planned load as a share of capacity, which leaves headroom."""
 _THOUSAND: Final = 1000
 _HOUR_S: Final = 3600.0
-_KWH_J: Final = 3.6e6
 _MILLION: Final = 1e6
-_ASSUMED_PREFILL_RATIO: Final = {True: 40.0, False: 4.0}
-"""Prompt tokens read in the time of one decoded token. True: on a GPU."""
-_ASSUMED_SLOPE: Final = {True: 0.03, False: 0.5}
-"""Growth of a decode step per additional request, as a share. True: on a GPU."""
 
 
 class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,11 +45,9 @@ class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class AnswerCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Costs of a thousand answers. None if the hardware or the prices are unknown."""
+    """Costs of a thousand answers. None without a price."""
 
-    joules: float | None = None
     machine_money: float | None = None
-    energy_money: float | None = None
     hosted_money: float | None = None
     """Costs of a hosted API at the given prices."""
 
@@ -68,7 +58,6 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     basis: str
     """Source of the costs of a request, as messages show it."""
-    measured: bool
     demand: ServiceDemand
     costs: ServerCosts
     copies: int
@@ -80,10 +69,8 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     running_at_capacity: int
     queue: QueueFigures | None
     """Times at one copy; None if no number of copies meets the target."""
-    memory_bytes: int | None
-    """Memory of one copy."""
     conversations: int | None
-    """Conversations of this length that fit in the memory of one copy."""
+    """Conversations of this length that fit in the KV cache of one copy."""
     price: AnswerCosts
 
     @property
@@ -95,16 +82,13 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs of a model on a machine, measured or estimated."""
+    """Costs of a model on a machine, from a benchmark."""
 
     model: str
     basis: str
     costs: ServerCosts
-    series: tuple[Point, ...] = ()
-    """Measured points; empty for an estimate."""
     kv_tokens: int | None = None
     """Size of the KV cache."""
-    memory_bytes: int | None = None
 
 
 def measured_source(record: BenchRecord, model: str | None = None) -> CostSource:
@@ -136,7 +120,6 @@ def measured_source(record: BenchRecord, model: str | None = None) -> CostSource
             model=served.model or served.variant.model,
             basis=basis,
             costs=_capped(cost_model(series, slots, budget_s), series),
-            series=tuple(series),
             kv_tokens=max(kv_totals, default=None),
         )
     subject = "" if model is None else f" of {model}"
@@ -162,33 +145,8 @@ def _capped(costs: ServerCosts, series: Sequence[Point]) -> ServerCosts:
     )
 
 
-def predicted_source(
-    model: str, tokens_per_s: float, plan: MemoryPlan, slots: int, source: str = ""
-) -> CostSource:
-    """Return rough costs from an estimated decode speed, whose `source` is a phrase."""
-    on_gpu = plan.gpu_layers > 0
-    step_s = 1 / tokens_per_s
-    slope = _ASSUMED_SLOPE[on_gpu]
-    costs = ServerCosts(
-        prefill_s=step_s / _ASSUMED_PREFILL_RATIO[on_gpu],
-        steps_s=tuple((count, step_s * (1 + slope * (count - 1))) for count in range(1, slots + 1)),
-        slots=slots,
-        budget_s=_GPU_BUDGET_S if on_gpu else _CPU_BUDGET_S,
-    )
-    return CostSource(
-        model=model,
-        basis=(
-            f"predicted from {rate(tokens_per_s)} ({source or 'an estimate'}); it may be off by a factor "
-            "of two, localchat bench measures it"
-        ),
-        costs=costs,
-        kv_tokens=plan.kv_tokens or None,
-        memory_bytes=plan.total_bytes,
-    )
-
-
 def make_plan(source: CostSource, demand: ServiceDemand, prices: Prices) -> ServicePlan:
-    """Plan copies, waiting, memory and costs for a demand.
+    """Plan copies, waiting and costs for a demand.
 
     Raises UsageError if the KV cache of a copy is too small for one request.
     """
@@ -217,7 +175,6 @@ def make_plan(source: CostSource, demand: ServiceDemand, prices: Prices) -> Serv
     return ServicePlan(
         model=source.model,
         basis=source.basis,
-        measured=bool(source.series),
         demand=demand,
         costs=source.costs,
         copies=copies,
@@ -225,48 +182,25 @@ def make_plan(source: CostSource, demand: ServiceDemand, prices: Prices) -> Serv
         capacity_per_s=saturated.requests_per_s,
         running_at_capacity=saturated.running,
         queue=simulate(source.costs, lengths, copy_rate) if copy_rate else None,
-        memory_bytes=source.memory_bytes,
         conversations=conversations,
-        price=_price(source, lengths, prices, copy_rate),
+        price=_price(lengths, prices, copy_rate),
     )
 
 
-def _price(
-    source: CostSource, lengths: RequestLengths, prices: Prices, copy_rate: float
-) -> AnswerCosts:
+def _price(lengths: RequestLengths, prices: Prices, copy_rate: float) -> AnswerCosts:
     """Return the costs of a thousand answers. A copy costs money while it idles too."""
-    joules = _joules(source, lengths)
-    energy_money = machine_money = hosted_money = None
-    if joules is not None and prices.kwh is not None:
-        energy_money = joules / _KWH_J * prices.kwh
+    machine_money = None
+    hosted_money = None
     if prices.machine_hour is not None and copy_rate:
         machine_money = prices.machine_hour / (copy_rate * _HOUR_S) * _THOUSAND
     if prices.hosted_in is not None and prices.hosted_out is not None:
         per_million = lengths.prompt * prices.hosted_in + lengths.output * prices.hosted_out
         hosted_money = per_million / _MILLION * _THOUSAND
-    return AnswerCosts(
-        joules=joules,
-        machine_money=machine_money,
-        energy_money=energy_money,
-        hosted_money=hosted_money,
-    )
-
-
-def _joules(source: CostSource, lengths: RequestLengths) -> float | None:
-    """Return the energy of a thousand answers at the best measured point. None if unmeasured."""
-    if not source.series:
-        return None
-    point = max(source.series, key=lambda point: point.figures.tokens_per_s)
-    figures = point.figures
-    if figures.joules is None:
-        return None
-    watts = figures.joules / figures.duration_s
-    running = min(point.key.clients, source.costs.slots)
-    return turn_s(source.costs, lengths, running) / running * watts * _THOUSAND
+    return AnswerCosts(machine_money=machine_money, hosted_money=hosted_money)
 
 
 def parse_price(argument: str, names: Mapping[str, float | str | None]) -> tuple[str, float]:
-    """Parse `kwh=0.30` as a name and a number. Raises UsageError."""
+    """Parse `machine_hour=1.20` as a name and a number. Raises UsageError."""
     name, equals, text = argument.partition("=")
     try:
         value = float(text)
@@ -275,6 +209,6 @@ def parse_price(argument: str, names: Mapping[str, float | str | None]) -> tuple
     if name.strip() not in names or not equals or not 0 <= value < float("inf"):
         raise UsageError(
             f"--price {argument} is not a price",
-            hint=f"use one of {', '.join(names)}, as --price kwh=0.30",
+            hint=f"use one of {', '.join(names)}, as --price machine_hour=1.20",
         )
     return name.strip(), value

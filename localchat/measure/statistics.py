@@ -112,8 +112,6 @@ class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     accepted: int | None = None
     acceptance: float | None = None
     preemptions: int | None = None
-    joules: float | None = None
-    """Energy of processor and GPUs during the point, including other programs."""
     roof_share: float | None = None
     """Share of the memory bandwidth that the steps used."""
     disruption: DisruptionFigures | None = None

@@ -13,11 +13,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from localchat.config.remotes import Remote
 from localchat.errors import LocalchatError
 from localchat.measure.client import is_refusal
 from localchat.measure.endpoint import BenchEndpoint, prepared
-from localchat.measure.energy import EnergyMeter
 from localchat.measure.load import (
     LoadProgress,
     LoadSpec,
@@ -207,7 +205,6 @@ class Sweep:
     points: list[Point] = field(default_factory=list)
     served: dict[str, ServedVariant] = field(default_factory=dict)
     """Servers by the names of their variants."""
-    meter: EnergyMeter = field(default_factory=EnergyMeter)
     _levels: dict[_SeriesKey, list[int]] = field(default_factory=dict)
     """Numbers of clients that an earlier round of a series measured."""
     _done: int = 0
@@ -300,7 +297,6 @@ class Sweep:
         load = LoadSpec(key.clients, self.spec.requests, self.spec.seconds, key.rate, seed)
         disrupted = None
         with watched_counters(endpoint.url, endpoint.key) as counters:
-            self.meter.restart()
             if shape.kind == "disruption":
                 burst = [
                     messages(BURST, endpoint.scale, f"{seed} burst {number}", self.run_id)
@@ -315,17 +311,11 @@ class Sweep:
                 disrupted = disruption_figures(result.samples, disruption.burst, disruption.burst_s)
             else:
                 result = run_load(endpoint.client, load, body, on_answer)
-            joules = self.meter.joules()
-        if not Remote("", endpoint.url).here:
-            # The meter counts this machine.
-            joules = None
         point = _with_counters(figures(result, self.spec.target), counters)
         roof_share = None
         if series.roof is not None and key.clients:
             roof_share = series.roof.share(point, key.clients, key.context_tokens)
-        point = msgspec.structs.replace(
-            point, joules=joules, roof_share=roof_share, disruption=disrupted
-        )
+        point = msgspec.structs.replace(point, roof_share=roof_share, disruption=disrupted)
         return Point(key, series.round, point)
 
     def _total(self) -> int:

@@ -1,4 +1,4 @@
-"""Tasks whose outcome a program can check: needles, JSON, tool calls, questions; and greedy texts."""
+"""Tasks whose outcome a program can check: needles, JSON, tool calls and questions."""
 
 import json
 import random
@@ -13,11 +13,10 @@ from localchat.engine.events import Done, Text, ToolCall
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.errors import UsageError, reason
-from localchat.measure.records import GreedyText, TaskOutcome
+from localchat.measure.records import TaskOutcome
 from localchat.measure.workload import NeedleText
 
 _GREEDY: Final = Sampling(temperature=0.0)
-_GREEDY_TOKENS: Final = 96
 _JSON_TOKENS: Final = 256
 _NEEDLE_TOKENS: Final = 32
 _QUESTION_TOKENS: Final = 256
@@ -40,8 +39,6 @@ class GreedyAnswer(NamedTuple):
     """A complete greedy answer."""
 
     text: str
-    pieces: tuple[str, ...]
-    """Text split into tokens, or into words if the server reports no tokens."""
     calls: tuple[tuple[str, str], ...]
     """Name and arguments of each tool call."""
 
@@ -52,31 +49,26 @@ def ask(
     max_tokens: int,
     *,
     tools: tuple[dict[str, object], ...] = (),
-    logprobs: bool = False,
 ) -> GreedyAnswer:
     """Answer a prompt greedily, without reasoning. Raises LocalchatError."""
     request = GenerateRequest(
         Messages((Message("user", prompt),), tools=tools, thinking="off"),
         _GREEDY,
         max_tokens=max_tokens,
-        logprobs=0 if logprobs else None,
         speculation=False,
     )
     texts = []
-    pieces = []
     calls = dict[int, list[str]]()
     for event in engine.generate(request):
         match event:
             case Text():
                 texts.append(event.text)
-                pieces += [token.text.decode("utf-8", "replace") for token in event.logprobs]
             case ToolCall():
                 call = calls.setdefault(event.call, ["", ""])
                 call[0] = call[0] or event.name
                 call[1] += event.arguments
-    text = "".join(texts)
     named_calls = tuple((name, arguments) for name, arguments in calls.values())
-    return GreedyAnswer(text, tuple(pieces) or tuple(re.findall(r"\S+\s*|\s+", text)), named_calls)
+    return GreedyAnswer("".join(texts), named_calls)
 
 
 def decode_rate(engine: Engine) -> float | None:
@@ -94,19 +86,6 @@ def decode_rate(engine: Engine) -> float | None:
                 rates.append(event.timings.decode_tokens_per_s)
     # Other programs only ever make an answer slower.
     return max(rates, default=None)
-
-
-def greedy_text(engine: Engine, prompt: str, base: GreedyText | None) -> GreedyText:
-    """Answer a prompt greedily, and find where the text departs from the first model's."""
-    pieces = ask(engine, prompt, _GREEDY_TOKENS, logprobs=True).pieces
-    if base is None or base.pieces == pieces:
-        return GreedyText(prompt, pieces)
-    same = 0
-    for piece, base_piece in zip(pieces, base.pieces, strict=False):
-        if piece != base_piece:
-            break
-        same += 1
-    return GreedyText(prompt, pieces, same)
 
 
 class SchemaTask(NamedTuple):

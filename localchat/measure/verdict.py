@@ -27,7 +27,7 @@ _WEAKER: Final = GRADES.index("weaker")
 _DAMAGED: Final = GRADES.index("damaged")
 _MEANING: Final = {
     "safe": "safe",
-    "close": "close: most answers stay the same",
+    "close": "close: hardly different",
     "weaker": "weaker: use it only where memory demands it",
     "damaged": "damaged: do not use it",
 }
@@ -50,9 +50,6 @@ def verdict(base: VariantQuality, other: VariantQuality) -> str:
         return f"{other.variant.name}: nothing could be compared"
     worst = _worst_grade(findings)
     meaning = _MEANING[worst]
-    share = same_text_share(base, other)
-    if worst in ("safe", "close") and share is not None and share < 0.5:
-        meaning = f"{worst} in probabilities, but most greedy answers have other words"
     if any(finding.few for finding in findings):
         meaning += f"; too few tasks to exclude chance (ask more than {_FEW_TASKS})"
     return f"{other.variant.name}: {'; '.join(finding.text for finding in findings)}; {meaning}"
@@ -101,10 +98,6 @@ def _findings(base: VariantQuality, other: VariantQuality) -> list[_Finding]:
         if any(task.passed for task in (*base_tasks, *other_tasks)):
             text = f"{name} {_passed(other_tasks)} of {len(other_tasks)} (first: {_passed(base_tasks)})"
             findings.append(_task_finding(text, base_tasks, other_tasks))
-    if other.greedy:
-        # Near ties turn many texts of a good model, so texts do not lower the grade.
-        same = sum(text.same is None for text in other.greedy)
-        findings.append(_Finding(f"same greedy text {same} of {len(other.greedy)}", 0))
     findings += _text_findings(base, other)
     return findings
 
@@ -175,13 +168,6 @@ def lost_tasks(base: Sequence[TaskOutcome], other: Sequence[TaskOutcome]) -> lis
     return [task for task in base if task.passed and task.name not in passed]
 
 
-def same_text_share(base: VariantQuality, other: VariantQuality) -> float | None:
-    """Return the share of greedy texts that equal those of the first variant."""
-    if not base.greedy or not other.greedy:
-        return None
-    return sum(text.same is None for text in other.greedy) / len(other.greedy)
-
-
 _Measure = Callable[[VariantQuality, VariantQuality], float | None]
 
 
@@ -222,7 +208,6 @@ _LIMITS: Final[dict[str, _Limit]] = {
         is_minimum=True,
     ),
     "perplexity": _Limit(_perplexity_ratio, "largest ratio to the first model's perplexity"),
-    "greedy": _Limit(same_text_share, "smallest share of equal greedy texts", is_minimum=True),
     "needles": _Limit(_count_lost(lambda measured: measured.needles), "most needles lost"),
     "json": _Limit(_count_lost(lambda measured: measured.json), "most JSON tasks lost"),
     "tools": _Limit(_count_lost(lambda measured: measured.tools), "most tool calls lost"),

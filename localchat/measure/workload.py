@@ -269,14 +269,6 @@ def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-GREEDY_PROMPTS: Final = (
-    "Explain in three sentences why the sky is blue.",
-    "Write a Python function that returns the median of a list.",
-    "Name four things to check before a long walk in the mountains.",
-    "Translate into German: The train to the coast leaves at ten past nine.",
-    "How do I start a server that my editor can use?",
-    "A shop sells pens at 3 for 2 euros. What do 12 pens cost? Think step by step.",
-)
 _COLORS: Final = ("amber", "violet", "silver", "green", "crimson", "ivory", "copper", "azure")
 _THINGS: Final = ("door", "garden", "vault", "bridge", "tower", "cellar", "ship", "lantern")
 _NEEDLE_TOKENS: Final = 16

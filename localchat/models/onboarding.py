@@ -7,7 +7,6 @@ from typing import Final
 from localchat.backend_api.registry import usable_machine
 from localchat.config.paths import Paths
 from localchat.fit.hardware import Machine
-from localchat.models.hub.download import DownloadRate, download_rate
 from localchat.models.index import Model, read_index
 from localchat.models.recommended_models import Recommendation, recommended_models
 from localchat.units import counted, size
@@ -25,21 +24,18 @@ class FirstRun:
     """Usable models of other programs."""
     recommendations: tuple[Recommendation, ...]
     """Fast, balanced, best: as many as fit."""
-    rate: DownloadRate
 
 
 def first_run(paths: Paths, environ: Mapping[str, str], machine: Machine | None = None) -> FirstRun:
     """Gather everything in about a second. Raises LocalchatError for an unreadable catalogue or alias file."""
     machine = machine or usable_machine()
     index = read_index(paths, environ)
-    rate = download_rate(paths.state_dir)
     return FirstRun(
         hardware=hardware_line(machine),
         external=tuple(
             model for model in index.models if model.kind == "adopted" and not model.trouble
         ),
         recommendations=recommended_models(paths, machine),
-        rate=rate,
     )
 
 

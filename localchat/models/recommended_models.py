@@ -6,7 +6,7 @@ slower or faster.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
@@ -20,7 +20,6 @@ from localchat.fit.speed import DECODE_SHARE, SpeedHistory, ram_bandwidth
 from localchat.model_files.architecture import ModelShape
 from localchat.models.assess import FitReport, Subject, assess
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
-from localchat.models.hub.download import download_rate
 from localchat.models.published_shapes import gguf_shape, read_published_shapes
 from localchat.models.quantization_table import QUICK_TOKENS_PER_S, quantization_rows
 from localchat.models.quantizations import same_quantization
@@ -82,8 +81,6 @@ class Recommendation:
     about: str
     parameters: int
     size_bytes: int
-    download_s: float
-    """Download time at the rate of the last download."""
     context_tokens: int
     gpu_layers: int
     layers: int
@@ -116,7 +113,6 @@ def recommended_models(paths: Paths, machine: Machine | None = None) -> tuple[Re
     candidates = list(_candidates(catalog, machine))
     candidates.sort(key=lambda candidate: candidate.strength)
     chosen = _chosen(candidates, _reading_speed(candidates, machine, paths))
-    download_bytes_per_s = download_rate(paths.state_dir).bytes_per_s
     history = SpeedHistory(paths.state_dir)
     recommendations = []
     for role, candidate in chosen:
@@ -130,8 +126,7 @@ def recommended_models(paths: Paths, machine: Machine | None = None) -> tuple[Re
             # A model that is published in a single, unusual quantization.
             report = assess(subject, options, machine, history)
             recommendation = _recommendation(role, candidate.entry, candidate.shape, report)
-        download_s = recommendation.size_bytes / download_bytes_per_s
-        recommendations.append(replace(recommendation, download_s=download_s))
+        recommendations.append(recommendation)
     return tuple(recommendations)
 
 
@@ -203,7 +198,6 @@ def _recommendation(
         about=entry.about,
         parameters=entry.parameters,
         size_bytes=shape.file_bytes,
-        download_s=0.0,
         context_tokens=report.plan.context_tokens,
         gpu_layers=report.plan.gpu_layers,
         layers=report.plan.layers,

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from localchat.config.mcp_servers import McpServer
@@ -81,10 +80,6 @@ class ServerConfig:
     """End answers that repeat themselves."""
     allow_fetch: bool = False
     """Fetch public URLs of pictures, recordings and files that requests contain."""
-    documents: tuple[str, ...] = ()
-    """Indexed documents that clients may query, as MODEL@NAME."""
-    documents_folder: Path | None = None
-    """Folder of the indexed documents."""
     mcp_servers: tuple[McpServer, ...] = ()
     """MCP servers that clients of the Responses API may use."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)

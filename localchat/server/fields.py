@@ -60,6 +60,8 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size", "skew"), (0,)),
     **dict.fromkeys(("tfs", "tfs_z", "guidance_scale", "encoder_repetition_penalty"), (1,)),
     **dict.fromkeys(("num_beams", "beam_width"), (0, 1)),
+    "best_of": (1,),
+    "x_localchat": (),
     **dict.fromkeys(("use_beam_search", "dynamic_temperature", "post_sampling_probs"), (False,)),
     "adaptive_target": (-1, 0),
     **dict.fromkeys(("logits_processors", "custom_logit_processor", "allowed_token_ids"), ()),

@@ -37,8 +37,6 @@ from localchat.errors import (
     UsageError,
 )
 from localchat.server.tracker import TrackedRequest
-from localchat.tries.best_answer import BestAnswer, best_answer
-from localchat.tries.spec import TriesSpec
 
 if TYPE_CHECKING:
     from localchat.tools.loop import ToolTurn
@@ -166,8 +164,6 @@ class GenerationSpec:
     """Returns the early stop of a choice."""
     keep_alive_s: float | None = None
     """Seconds that the model stays loaded afterwards without users. None means the server's default."""
-    tries: TriesSpec | None = None
-    """Make the answer out of several tries."""
     tools: ServerTools | None = None
     """Tools that the server itself runs. The generation is a ToolGeneration then."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -250,8 +246,6 @@ class Generation:
         """True once this server has ended a choice that the engine would continue."""
         self._counts: list[_TokenCounts] = []
         self._done: list[Done] = []
-        self.best: BestAnswer | None = None
-        """The tries that the answer is chosen from, after `start`."""
 
     @property
     def choices(self) -> int:
@@ -282,7 +276,7 @@ class Generation:
             )
             if request.lora is None:
                 request = msgspec.structs.replace(request, lora=self._lora)
-            stream = self._send(request)
+            stream = self._engine.generate(request)
             self._tracked.attach(stream)
             try:
                 accepted, *events = await stream.batch()
@@ -300,12 +294,6 @@ class Generation:
             self.fallbacks_used.append(index)
             return events, stream
         raise AssertionError("a prompt has at least one request")
-
-    def _send(self, request: GenerateRequest) -> Stream:
-        if self.spec.tries is None:
-            return self._engine.generate(request)
-        self.best = best_answer(self._engine, request, self.spec.tries)
-        return self.best.stream
 
     def _may_fall_back(self, refusal: LocalchatError) -> bool:
         """Return True if the engine may accept the next request of the prompt."""
@@ -344,8 +332,6 @@ class Generation:
                 self._tracked.done = self._done[0]
 
     def _usage(self) -> Usage:
-        if self.best is not None:
-            return self.best.usage
         return Usage(
             self.prompt_tokens,
             sum(counts.cached for counts in self._counts),

@@ -100,13 +100,10 @@ class GenerationResponse:
             service.metrics.observe_request(tracked)
 
     async def _answer(self, service: Service, tracked: TrackedRequest, send: Send) -> None:
-        model, documents = service.documents.split(self.endpoint.model or "")
-        lease = await service.lease(model, self.request)
+        lease = await service.lease(self.endpoint.model, self.request)
         async with lease:
             tracked.model = lease.name
             spec = await self.endpoint.spec(lease)
-            if documents:
-                spec = await service.documents.before(spec, documents, lease)
             tracked.guided = spec.guided
             lora = service.lora_scales.get(lease.name)
             kind = Generation

@@ -9,7 +9,6 @@ from localchat.errors import LocalchatError, ModelMissing, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.server.chat.options import Client
 from localchat.server.config import ServerConfig
-from localchat.server.documents import OfferedDocuments
 from localchat.server.errors import model_not_found, to_api_error
 from localchat.server.leases import AsyncEnginePool, AsyncLease
 from localchat.server.mcp_servers import OfferedMcpServers
@@ -26,7 +25,6 @@ class Service:
     def __init__(self, engines: AsyncEnginePool, config: ServerConfig) -> None:
         self.engines = engines
         self.config = config
-        self.documents = OfferedDocuments(config.documents_folder, config.documents, engines)
         self.mcp = OfferedMcpServers(config.mcp_servers, config.environ)
         self.tracker = RequestTracker(config.limits.waiting)
         self.metrics = Metrics(self.tracker)

@@ -67,16 +67,6 @@ class ReasoningBlock(NamedTuple):
     dimmed: bool = False
 
 
-class TriesBlock(NamedTuple):
-    """Tries that an answer was chosen from, folded to one line until opened."""
-
-    id: str
-    label: str
-    """Result and cost of the tries."""
-    text: str
-    dimmed: bool = False
-
-
 class ToolCallBlock(NamedTuple):
     """A tool call of the model, with its result once it has run."""
 
@@ -139,7 +129,6 @@ Block: TypeAlias = (
     UserBlock
     | AnswerBlock
     | ReasoningBlock
-    | TriesBlock
     | ToolCallBlock
     | SummaryBlock
     | NoticeBlock

@@ -181,13 +181,6 @@ class CommandRunner:
         if session.setup.options != before.options:
             await session.wait_until_ready()
 
-    def do_tries(self, words: str) -> Reply:
-        from localchat.session.tries import describe, parse_tries
-
-        next_tries = parse_tries(words)
-        self._session.tries.next = next_tries
-        return Hint(describe(next_tries))
-
     def do_fit(self, model_name: str) -> Reply:
         return LongCommand(self._fit(model_name))
 

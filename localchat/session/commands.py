@@ -41,13 +41,6 @@ COMMANDS: Final = (
         "Let the model reason before it answers, or not.",
         screen_only=True,
     ),
-    Command(
-        "tries",
-        "HOW",
-        "For the next message: vote N, best N [judge], or critique.",
-        required=True,
-        screen_only=True,
-    ),
     Command("tools", "[NAMES|off]", "Tools that the model may call; without NAMES, list them."),
     Command("regen", "", "Answer the last question again; the old answer stays as a branch."),
     Command("edit", "", "Change the last question and send it as a new branch.", screen_only=True),
@@ -91,7 +84,7 @@ QUESTIONS: Final = (
     ShellQuestion("Which quantization should I take?", ("fit MODEL", "quality A B")),
     ShellQuestion("Is the smaller one still good?", ("quality A B",)),
     ShellQuestion("How many users can it serve?", ("bench MODEL", "plan MODEL --users N")),
-    ShellQuestion("Why is it slow?", ("doctor", "bench MODEL", "tune MODEL")),
+    ShellQuestion("Why is it slow?", ("doctor", "bench MODEL")),
     ShellQuestion("Is my build good?", ("doctor",)),
 )
 

@@ -71,11 +71,10 @@ class SessionContext(msgspec.Struct, frozen=True):
     """Plans the memory of a load on this machine, from the model's headers. Raises LocalchatError."""
     estimate: "Callable[[str], CatalogEstimate | None]"
     """Plans a published model from its shape. None if the shape is unknown. Raises LocalchatError."""
-    remember: "Callable[[ResolvedModel, EngineInfo | None, Done | None], str]"
+    remember: "Callable[[ResolvedModel, EngineInfo | None, Done | None], None]"
     """Makes a model that answered the default of the next run, and records its speed.
 
-    Returns a sentence that offers a faster build of its backend, or an empty string. Blocks. Raises OSError,
-    LocalchatError."""
+    Blocks. Raises OSError, LocalchatError."""
     first_run: "Callable[[], FirstRun | None]"
     """Finds hardware, external models and recommendations if the guide is the only model.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from localchat.chat.conversation import Conversation, Inclusion, Node, Question
-from localchat.engine.events import AnswerProgress, Event, MetricsSnapshot, Reasoning, Text
+from localchat.engine.events import Event, MetricsSnapshot, Reasoning, Text
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Attachment, Grammar, Message, Messages
 from localchat.engine.stream import Stream
@@ -35,7 +35,6 @@ from localchat.session.outcome import AnswerUnderWay, Outcome, SummaryResult
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.remarks import NoticeKind, Remark, Remarks
 from localchat.session.tool_calls import SessionTools
-from localchat.session.tries import NextTries, tries_card
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
 
 # Imported late, when an answer begins: the first frame of the screen must not wait for it.
@@ -83,7 +82,6 @@ class ChatSession:
         self.changes: dict[str, str] = {}
         self.overflow: Overflow | None = None
         """Choices of the last prompt that was too long."""
-        self.tries = NextTries()
         self.tools = SessionTools(self)
         self.restored = ""
         """Sentence about the files that the last undo restored."""
@@ -485,14 +483,10 @@ class ChatSession:
         if self._turn is not None and self._turn.answer_pattern:
             grammar = Grammar("regex", self._turn.answer_pattern)
             request = msgspec.structs.replace(request, grammar=grammar)
-        best = self.tries.start(engine, request)
         saving = asyncio.create_task(self._save(builder))
         try:
-            if best is not None:
-                stream = best.stream
-            else:
-                # `generate` returns once the engine process has rendered the prompt, which may be long.
-                stream = await asyncio.to_thread(engine.generate, request)
+            # `generate` returns once the engine process has rendered the prompt, which may be long.
+            stream = await asyncio.to_thread(engine.generate, request)
             with self._streaming(stream):
                 async for batch in stream.batches():
                     writing = any(isinstance(event, Text | Reasoning) for event in batch)
@@ -508,10 +502,6 @@ class ChatSession:
                         await asyncio.sleep(self._batch_s)
         finally:
             saving.cancel()
-        if best is not None and builder.node:
-            card = tries_card(best, builder.node)
-            if card is not None:
-                self.view.put(card)
 
     async def _save(self, builder: "AnswerBuilder") -> None:
         """Record the growing answer at regular times.
@@ -566,14 +556,11 @@ class ChatSession:
         """Save the model and its speed in a thread, so that questions need not wait."""
         status = self.status
         try:
-            offer = await asyncio.to_thread(
+            await asyncio.to_thread(
                 self.context.remember, self.setup.model, status.info, status.done
             )
         except (OSError, LocalchatError) as problem:
             self.remark(f"cannot save the model and its speed: {problem}", "warning")
-        else:
-            if offer:
-                self.remark(offer, "info")
 
     @contextmanager
     def _exclusive(self, task: str = "") -> Iterator[None]:
@@ -615,9 +602,7 @@ class ChatSession:
         Snapshots arrive ten times a second and are shown less often, because drawing takes CPU time from the
         engine.
         """
-        if isinstance(event, AnswerProgress):
-            self._set_task(event.phrase)
-        elif self.status.update(event):
+        if self.status.update(event):
             self._metrics_due = True
             if isinstance(event, MetricsSnapshot):
                 self._show_metrics(_METRICS_EVERY_S)

@@ -44,13 +44,6 @@ KEYS: Final = (
     KeyBinding("composer.up", "up", "up", "Up; at the top: previous message", "composer"),
     KeyBinding("composer.down", "down", "down", "Down; at the bottom: next message", "composer"),
     KeyBinding("composer.editor", "ctrl+g", "editor", "Write in your own editor", "composer"),
-    KeyBinding(
-        "composer.open_chip",
-        "alt+o",
-        "open_attachment",
-        "Open the file or paste at the cursor",
-        "composer",
-    ),
     KeyBinding("composer.undo", "ctrl+underscore", "undo", "Undo in the input", "composer"),
     KeyBinding("chat.stop", "escape", "stop", "Stop the answer; close what is open", first=False),
     KeyBinding(

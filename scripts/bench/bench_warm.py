@@ -4,21 +4,19 @@
     scripts/bench/bench_warm.py restart --models DIR --vocabulary GGUF [--llamacpp PYTHON]
         [--shapes 0.5b 1.5b] [--tokens 1500 8000 20000]
     scripts/bench/bench_warm.py cost (--models DIR --vocabulary GGUF | --model GGUF)
-    scripts/bench/bench_warm.py documents --models DIR --vocabulary GGUF [--tokens 30000]
     scripts/bench/bench_warm.py hour [--model GGUF] [--turns 30]
     scripts/bench/bench_warm.py keys [--model GGUF] [--tokens 1000] [--rounds 40]
 
-`restart`: a prompt is computed by a server, which is then ended; after each of the next starts the conversation
-goes on with another question, with the files of KV in the file cache (warm) and without (cold). llama.cpp's
-server (PYTHON: of an environment with the wheel xllamacpp) computes, saves and restores the same prompt; its
-restoring counts in its first token. The answer to the first prompt is asked again behind each start: `texts
-equal` are those that it has in common with the run that computed it. `cost`: servers with and without the tier
-are asked in turn what neither has seen, and so are one-shots of the command line. `documents`: a folder that
-was learned is asked after a restart. `hour`: what a conversation of so many turns writes, each question of 40
-tokens and answer of 60, with a pause after each. `keys`: one client of the endpoint asks what another one, with
-another API key, has asked before, and what nobody has, in RAM and after a restart: a test of means of what the
-client could tell from the time of its first token, with the first client's own second time as a control. Prints
-medians; the last line is JSON.
+`restart`: a prompt is computed by a server, which is then ended; after each of the next starts the
+conversation goes on with another question, with the files of KV in the file cache (warm) and without (cold).
+llama.cpp's server (PYTHON: of an environment with the wheel xllamacpp) computes, saves and restores the same
+prompt; its restoring counts in its first token. The answer to the first prompt is asked again behind each
+start: `texts equal` are those that it has in common with the run that computed it. `cost`: servers with and
+without the tier are asked in turn what neither has seen, and so are one-shots of the command line. `hour`:
+what a conversation of so many turns writes, each question of 40 tokens and answer of 60, with a pause after
+each. `keys`: one client of the endpoint asks what another one, with another API key, has asked before, and
+what nobody has, in RAM and after a restart: a test of means of what the client could tell from the time of
+its first token, with the first client's own second time as a control. Prints medians; the last line is JSON.
 """
 
 import argparse
@@ -66,7 +64,6 @@ def main() -> int:
     parts: dict[str, Callable[[argparse.Namespace, Path], Figures]] = {
         "restart": _restart,
         "cost": _cost,
-        "documents": _documents,
         "hour": _hour,
         "keys": _keys,
     }
@@ -81,7 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("restart", "cost", "documents", "hour", "keys"))
+    parser.add_argument("part", choices=("restart", "cost", "hour", "keys"))
     parser.add_argument("--models", type=Path, metavar="DIR", default=Path("bench-models"))
     parser.add_argument("--model", type=Path, metavar="GGUF", help="for cost, hour and keys")
     parser.add_argument("--vocabulary", type=Path, metavar="GGUF", help="to write missing models")
@@ -360,39 +357,6 @@ def _environ(data: Path) -> dict[str, str]:
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "backends")])
     environ["LOCALCHAT_DATA_DIR"] = str(data)
     return environ
-
-
-# ---------------------------------------------------------------------------- documents
-
-
-def _documents(asked: argparse.Namespace, folder: Path) -> Figures:
-    """First token of a question to learned documents: the first one, and after restarts."""
-    model, figures = _model(asked, asked.shapes[0]), Figures()
-    length = (asked.tokens or [30_000])[0]
-    source = folder / "source"
-    source.mkdir()
-    for number in range(10):
-        path = source / f"chapter{number}.md"
-        path.write_text("\n\n".join(prose(length // 200, f"{number} {at}") for at in range(10)))
-    command = [sys.executable, "-m", "localchat", "learn", str(source), "--name", "bench"]
-    subprocess.run(command, env=_environ(folder / "ours"), cwd=ROOT, check=True)
-    context = min(length * 3 // 2 + _ROOM, _TRAINED)
-    options = ["--ctx", str(context), "--threads", str(asked.threads), "--parallel", "1"]
-    options += ["--documents", "bench"]
-    seen: list[float] = []
-    for number in range(asked.rounds + 1):
-        with servers.localchat("ours", ROOT, model, folder, options) as served:
-            servers.wait_ready(served)
-            body = chat(f"What stands in chapter {number}?", 1, temperature=0)
-            answer = alone(served.port, {**body, "model": "@bench"})
-            if not number:
-                _wait_written(folder / "ours")
-                label = f"documents of {answer.prompt_tokens:,} tokens"
-                _tell(figures, f"{label}: first question", [answer.first_s])
-            else:
-                seen.append(answer.first_s)
-    _tell(figures, f"{label}: after a restart", seen)
-    return figures
 
 
 # ---------------------------------------------------------------------------- an hour of chat

@@ -9,7 +9,7 @@ layer's way down in a wrong order. The procedure is that of llama-perplexity, ov
 16 bits, as in the file of `--kl-divergence-base`. Perplexity, KL and the share of equal likeliest tokens must
 agree to 1 %. Without FILE the text consists of answers that the guide knows.
 
-`needles`: a model that finds needles (scripts/tools/guide/tries_model.py --kinds needles --wrong 0) gets keys
+`needles`: a model that finds needles gets keys
 with an outlier that no query looks at: it changes nothing in an f16 cache and spoils the scale of a 4-bit one,
 so `quality` must find the needles with f16 and miss some with q4_0.
 

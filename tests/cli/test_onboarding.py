@@ -1,15 +1,11 @@
 """The first run on a terminal, and what `show` adds about this machine."""
 
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from localchat.cli.chat.first_run import found_soon
-from localchat.errors import UsageError
-from localchat.models.onboarding import FirstRun
 from tests.support.cli_program import SCENARIOS
 from tests.support.cuda_configs import QWEN25
 from tests.support.gguf_files import write_model
@@ -26,35 +22,10 @@ def nobody(screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch) -> Ca
 
 def test_who_has_no_model_sees_what_would_run_here(nobody: Callable[..., Screen]) -> None:
     shown = nobody("hello", "-i")
-    text = shown.wait_for("/help lists the commands")
-    assert "GB of RAM" in text
-    # A busy machine is not measured before the first question.
-    listed = "localchat pull " in text and "Download times assume" in text
-    assert listed or "localchat run lists models to download" in text
+    assert "localchat run lists models" in shown.wait_for("/help lists the commands")
     shown.wait_for("> ")
     shown.press("\x04")
     assert shown.finish()[0] == 0
-
-
-def test_a_busy_machine_does_not_keep_the_first_question_waiting() -> None:
-    done = threading.Event()
-
-    def find() -> FirstRun:
-        done.wait()
-        raise UsageError("nobody reads this")
-
-    try:
-        assert found_soon(find, timeout_s=0.01) is None
-    finally:
-        done.set()
-
-
-def test_an_unreadable_catalogue_is_told_by_the_greeting() -> None:
-    def find() -> FirstRun:
-        raise UsageError("models.toml has no names")
-
-    with pytest.raises(UsageError, match="has no names"):
-        found_soon(find)
 
 
 def test_who_names_a_model_or_wants_quiet_sees_none_of_it(
@@ -65,13 +36,13 @@ def test_who_names_a_model_or_wants_quiet_sees_none_of_it(
         before = shown.wait_for("> ")
         shown.press("\x04")
         assert shown.finish()[0] == 0
-        assert "GB of RAM" not in before
+        assert "localchat run lists" not in before
 
 
 def test_a_pipe_is_told_nothing(call: Call) -> None:
     code, out, err = call(SCENARIOS["hello"], "hi", named=False)
     assert (code, out) == (0, "Hello.\n")
-    assert "RAM" not in err and "pull" not in err
+    assert "localchat run" not in err
 
 
 def test_show_says_what_would_run_it_and_how_it_is_sampled(call: Call, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Tables and sentences of commands at the width of a terminal."""
 
-from localchat.cli.output import report_width, table, wrapped
+from localchat.cli.output import report_width, table
 
 HEAD = ("MODEL", "SIZE", "KV", "PERPLEXITY")
 ROWS = [("a.gguf", "15 MB", "f16", "4.92 ±0.1"), ("b.gguf", "9 MB", "q8_0", "5.07 ±0.1")]
@@ -20,12 +20,6 @@ def test_a_wide_table_goes_on_below_with_its_first_column() -> None:
 
 def test_a_column_wider_than_the_terminal_still_shows() -> None:
     assert table(("A", "B"), [("x" * 9, "y" * 9)], width=8)[1] == f"{'x' * 9}  {'y' * 9}"
-
-
-def test_a_sentence_wraps_at_words_and_a_table_row_does_not() -> None:
-    assert wrapped("the memory reads 14.6 GB/s", 12) == ["the memory", "reads 14.6", "GB/s"]
-    row = "MODEL  SIZE  KV"
-    assert wrapped(row, 6) == [row]
 
 
 def test_in_a_pipe_lines_have_any_length() -> None:

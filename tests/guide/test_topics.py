@@ -85,7 +85,6 @@ def test_what_the_guide_takes_for_a_neighbour_is_answered_by_the_topic(
         ("how do i compare two models", "localchat quality"),
         ("which of the two is faster", "localchat bench"),
         ("why is it slow", "localchat bench"),
-        ("why is it slow", "localchat tune"),
         ("how many users", "localchat plan"),
         ("is my build good", "localchat doctor"),
     ],

@@ -1,14 +1,10 @@
-"""Benchmark reports: tables, sentences, comparison and bars."""
+"""Benchmark reports: tables, sentences and bars."""
 
 from dataclasses import replace
 
 import msgspec
-import pytest
 
 from localchat.measure.bench_report import (
-    bars,
-    comparison_sentences,
-    comparison_table,
     differences_table,
     sentences,
     server_table,
@@ -67,22 +63,6 @@ def test_variants_are_set_beside_the_first() -> None:
     assert b[0] == "b" and b[-2].startswith("+49.7%") and b[-1] == "more than noise"
     assert c[-1] == "within noise"
     assert differences_table(record(point(1))) is None
-
-
-def test_two_records_are_compared_at_the_places_of_both() -> None:
-    one, other = record(point(100, 1), point(190, 2)), record(point(110, 1), point(200, 4))
-    assert [row[3:6] for row in comparison_table(one, other).rows] == [("1", "100 110", "+10.0%")]
-    elsewhere = msgspec.structs.replace(other, localchat="9.9")
-    said = list(comparison_sentences(one, elsewhere))
-    assert "9.9" in said[0] and "--rounds 3" in said[1]
-
-
-@pytest.mark.parametrize("width", [20, 44, 120])
-def test_bars_fit_into_the_terminal(width: int) -> None:
-    (line,) = point_series([point(1234.5, clients=1), point(98.7, clients=64)])
-    drawn = list(bars(line, width))
-    assert max(map(len, drawn)) <= width
-    assert drawn[0].count("█") > 4 * drawn[1].count("█") and drawn[1].endswith("98.7 tok/s")
 
 
 def test_an_interrupted_sweep_proposes_no_other_end() -> None:

@@ -27,12 +27,10 @@ from localchat.measure.service_plan import (
     make_plan,
     measured_source,
     parse_price,
-    predicted_source,
 )
 from localchat.measure.statistics import LatencyTarget, Percentiles, PointFigures
 from localchat.measure.sweep import Point, PointKey
 from tests.support.bench_samples import record
-from tests.support.memory_plans import PLAN
 
 LENGTHS = RequestLengths(200, 100)
 TRUE = ServerCosts(
@@ -63,7 +61,6 @@ def measured(costs: ServerCosts, lengths: RequestLengths, clients: int) -> Point
         tpot_ms=Percentiles(tpot_ms, tpot_ms, tpot_ms, tpot_ms),
         step_ms=step_ms,
         kv_total_tokens=3000,
-        joules=50 * whole_s,
         drafted=100,
         accepted=50,
     )
@@ -78,7 +75,13 @@ def test_a_chunk_is_that_of_the_scheduler() -> None:
 @pytest.mark.parametrize("tokens_per_s", [0.5, 5, 50])
 def test_a_slow_server_keeps_up_below_its_capacity(tokens_per_s: float) -> None:
     """A step that takes longer than its budget reads prompts, too."""
-    costs = predicted_source("m", tokens_per_s, PLAN, 7).costs
+    step_s = 1 / tokens_per_s
+    costs = ServerCosts(
+        prefill_s=step_s / 4,
+        steps_s=tuple((count, step_s * (1 + 0.5 * (count - 1))) for count in range(1, 8)),
+        slots=7,
+        budget_s=0.25,
+    )
     found = simulate(costs, LENGTHS, 0.8 * capacity(costs, LENGTHS).requests_per_s, requests=500)
     assert found is not None
     assert found.running < 2 * costs.slots
@@ -191,7 +194,7 @@ def demand(**fields: object) -> ServiceDemand:
 def test_copies_carry_what_is_asked_with_headroom() -> None:
     one = capacity(source().costs, LENGTHS).requests_per_s
     found = make_plan(source(), demand(requests_per_s=one * 5), Prices())
-    assert found.measured and "benchmark" in found.basis
+    assert "benchmark" in found.basis
     assert found.copies == 7
     assert found.headroom is not None and found.headroom > 0.2
     assert make_plan(source(), demand(requests_per_s=one / 10), Prices()).copies == 1
@@ -227,44 +230,38 @@ def test_the_kv_cache_bounds_what_runs_at_once() -> None:
         make_plan(source(), demand(prompt_tokens=3000), Prices())
 
 
-def test_energy_and_money_are_those_of_a_thousand_answers() -> None:
-    prices = Prices(kwh=0.36, machine_hour=3.6, hosted_in=1.0, hosted_out=2.0)
+def test_money_is_that_of_a_thousand_answers() -> None:
+    prices = Prices(machine_hour=3.6, hosted_in=1.0, hosted_out=2.0)
     found = make_plan(source(), demand(requests_per_s=0.5), prices).price
-    answer_s = (8 * 0.2 + 3.2) / 8
-    assert found.joules == pytest.approx(50 * answer_s * 1000, rel=0.02)
-    assert found.energy_money == pytest.approx((found.joules or 0) / 3.6e6 * 0.36)
     assert found.machine_money == pytest.approx(3.6 / (0.5 * 3600) * 1000)
     assert found.hosted_money == pytest.approx((200 * 1.0 + 100 * 2.0) / 1e6 * 1000)
 
 
-def test_what_is_not_known_is_left_out() -> None:
-    silent = msgspec.structs.replace(source(), series=())
-    found = make_plan(silent, demand(), Prices()).price
-    assert (found.joules, found.energy_money, found.machine_money, found.hosted_money) == (
-        None,
-    ) * 4
-
-
-def test_an_estimate_says_so() -> None:
-    found = predicted_source("m", 50.0, PLAN, 16)
-    assert found.costs.step_s(1) == pytest.approx(0.02)
-    assert found.costs.step_s(8) > found.costs.step_s(4)
-    plan = make_plan(found, demand(), Prices())
-    assert not plan.measured and "predicted" in plan.basis
+def test_a_cost_without_a_price_is_left_out() -> None:
+    found = make_plan(source(), demand(), Prices()).price
+    assert (found.machine_money, found.hosted_money) == (None, None)
 
 
 def test_prices_stand_in_the_settings_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
-    file.write_text("[prices]\nkwh = 0.3\nmachine_hour = 2\n")
-    assert read_settings(file).prices == Prices(kwh=0.3, machine_hour=2.0)
-    for text, words in (("kw = 1", "there is no 'kw'"), ("kwh = -1", "a number from 0 on")):
+    file.write_text(
+        "[prices]\nkwh = 0.3\nmachine_hour = 2\n"  # kwh is of an earlier version
+    )
+    assert read_settings(file).prices == Prices(machine_hour=2.0)
+    for text, words in (
+        ("kw = 1", "there is no 'kw'"),
+        ("machine_hour = -1", "a number from 0 on"),
+    ):
         file.write_text(f"[prices]\n{text}\n")
         with pytest.raises(UsageError, match=words):
             read_settings(file)
 
 
-@pytest.mark.parametrize("word", ["kwh", "kwh=x", "kwh=-1", "kwh=nan", "kwh=inf", "other=1"])
+@pytest.mark.parametrize(
+    "word", ["kwh=1", "hosted_in", *(f"hosted_in={value}" for value in ("x", "-1", "nan", "inf"))]
+)
 def test_a_wrong_price_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match="is not a price"):
         parse_price(word, msgspec.structs.asdict(Prices()))
-    assert parse_price("kwh=0.5", msgspec.structs.asdict(Prices())) == ("kwh", 0.5)
+    names = msgspec.structs.asdict(Prices())
+    assert parse_price("hosted_in=0.5", names) == ("hosted_in", 0.5)

@@ -114,18 +114,6 @@ def test_values_that_do_not_fit_a_schema_are_refused() -> None:
         assert not fits(wrong, schema)
 
 
-def test_greedy_texts_part_where_their_tokens_differ() -> None:
-    first, other = compared(
-        {
-            "a": lambda request: ScriptedAnswer(("one two three",)),
-            "b": lambda request: ScriptedAnswer(("one two four",)),
-        },
-        "greedy",
-    )
-    assert all(text.same is None for text in first.greedy)
-    assert all(text.same == 2 for text in other.greedy)
-
-
 @pytest.mark.parametrize(
     ("text", "answer", "match", "right"),
     [

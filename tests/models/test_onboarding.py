@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from localchat.cli.chat.first_run import welcome
 from localchat.config.paths import Paths, find_paths
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
@@ -16,7 +15,6 @@ from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject
 from localchat.models.catalog import read_catalog, read_models, shipped_file
-from localchat.models.hub.download import DownloadRate, download_rate, remember_rate
 from localchat.models.names import parse
 from localchat.models.onboarding import (
     FirstRun,
@@ -92,7 +90,6 @@ def test_three_cards_fit_and_grow(
     assert strengths == sorted(strengths) and len(set(strengths)) == 3
     for recommendation in recommendations:
         assert recommendation.context_tokens >= 4096
-        assert recommendation.download_s == pytest.approx(recommendation.size_bytes / 12_500_000)
         assert recommendation.command == f"localchat pull {recommendation.name}"
         assert recommendation.gpu_layers == (recommendation.layers if offload else 0)
 
@@ -175,20 +172,6 @@ def test_a_machine_too_small_for_anything_gets_no_card(look: Callable[..., First
     tiny = Machine("old", frozenset(), 1, GB, GB // 5)
     found = look(tiny)
     assert len(found.recommendations) == 0
-    assert not any("pull" in line for line in welcome(found))
-
-
-def test_download_times_are_said_to_be_assumed_until_a_pull_measured(
-    look: Callable[..., FirstRun], paths: Paths
-) -> None:
-    text = "\n".join(welcome(look(LAPTOP)))
-    assert "Download times assume 12 MB/s." in text
-    remember_rate(paths.state_dir, 1000, 0.001)
-    assert not download_rate(paths.state_dir).measured
-    remember_rate(paths.state_dir, 100_000_000, 2.0)
-    found = look(LAPTOP)
-    assert found.rate == DownloadRate(50_000_000, True)
-    assert "by the last pull, 50 MB/s" in "\n".join(welcome(found))
 
 
 def test_models_of_other_programs_come_first(
@@ -200,10 +183,6 @@ def test_models_of_other_programs_come_first(
     )
     found = look(LAPTOP)
     assert [model.name for model in found.external] == ["ollama/qwen2.5:7b"]
-    lines = list(welcome(found))
-    assert lines.index("  localchat run ollama/qwen2.5:7b   (Ollama)") < next(
-        number for number, line in enumerate(lines) if "localchat pull" in line
-    )
     assert is_first_run(paths, os.environ)
     paths.models_dir.mkdir(parents=True)
     write_model(paths.models_dir / "mine.gguf")

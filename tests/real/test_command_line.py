@@ -126,13 +126,3 @@ def test_a_refused_prompt_leaves_a_small_history(run: Run, tmp_path: Path) -> No
     assert "no help" not in refused.stderr
     sizes = [path.stat().st_size for path in tmp_path.rglob("history.sqlite3*")]
     assert sum(sizes) < 1_000_000
-
-
-def test_a_critique_reports_both_answers(run: Run) -> None:
-    prompt = "Reply with one word: what color is the sky?"
-    report = run("--critique", "--json", "--stop", "\n", "--stop", ".", prompt)
-    assert report.returncode == 0, report.stderr
-    answer = json.loads(report.stdout)
-    if "tries" in answer:  # it ended by itself, so it was judged
-        kept = answer["tries"]["second" if answer["tries"]["mended"] else "first"]
-        assert answer["text"] == kept

@@ -62,7 +62,6 @@ CASES = {
     "system": Case("Be brief.", hint("the instructions are set"), "the instructions are set"),
     "set": Case("", lambda app: isinstance(app.screen, ParameterScreen)),
     "think": Case("off", hint("reasoning: off")),
-    "tries": Case("vote 3", hint("3")),
     "tools": Case("", notice("Tools are off."), "Tools are off."),
     "regen": Case("", answers(2), f"{ANSWER}\n{ANSWER}"),
     "edit": Case("", lambda app: app.chat.composer.text == "one"),

@@ -20,8 +20,6 @@ from tests.support.chat_sessions import Chat, run
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.tui_stage import DONE, INFO, STATS, Stage, sent, told
 
-OFFERED = "a llama.cpp built for this machine is faster"
-
 
 def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
@@ -38,18 +36,6 @@ def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path
         assert chat.page.pieces == [(node.id, "a "), (node.id, "cache")]
         assert chat.session.status.decode_tokens_per_s == DONE.timings.decode_tokens_per_s
         assert chat.stage.remembered == [("tiny", INFO, DONE)]
-
-    run(Stage(tmp_path, script=lambda request: told("a ", "cache")), play)
-
-
-def test_a_faster_build_is_offered_below_the_answer(tmp_path: Path) -> None:
-    async def play(chat: Chat) -> None:
-        await chat.session.ask("What is it?")
-        assert not any(notice.text == OFFERED for notice in chat.page.notices())
-        chat.stage.offer = OFFERED
-        await chat.session.ask("And more?")
-        assert list(chat.page.blocks.values())[-1] == chat.page.notices()[-1]
-        assert chat.page.notices()[-1].text == OFFERED
 
     run(Stage(tmp_path, script=lambda request: told("a ", "cache")), play)
 

@@ -18,7 +18,6 @@ from localchat.engine.events import (
     ToolCall,
 )
 from localchat.errors import ContextExceeded, EngineDied
-from localchat.models.hub.download import DownloadRate
 from localchat.models.onboarding import FirstRun
 from localchat.models.recommended_models import Recommendation
 from localchat.session.blocks import NoticeBlock, ToolCallBlock
@@ -220,10 +219,10 @@ def told_in_turn(*pieces: str) -> Callable[[object], ScriptedAnswer]:
     return lambda request: told(*pieces)
 
 
-def suggestion(role: Any, name: str, count: int, seconds: float, pace: float) -> Recommendation:
+def suggestion(role: Any, name: str, count: int, pace: float) -> Recommendation:
     """One model to begin with."""
     fit = (32768, 0, 29, pace, "")
-    return Recommendation(role, name, name, "Q4_K_M", "", count * 2, count, seconds, *fit)
+    return Recommendation(role, name, name, "Q4_K_M", "", count * 2, count, *fit)
 
 
 NOTES = "".join(f"{number} item of the list\n" for number in range(1, 31))
@@ -308,11 +307,10 @@ FIRST = FirstRun(
     hardware="AMD EPYC 7B13, 2 cores · 8.1 GB of RAM, 6.0 GB free",
     external=(),
     recommendations=(
-        suggestion("fast", "qwen2.5:0.5b", 398_000_000, 40.0, 41.0),
-        suggestion("balanced", "qwen2.5:1.5b", 1_117_000_000, 112.0, 15.2),
-        suggestion("best", "qwen2.5:3b", 1_930_000_000, 193.0, 7.9),
+        suggestion("fast", "qwen2.5:0.5b", 398_000_000, 41.0),
+        suggestion("balanced", "qwen2.5:1.5b", 1_117_000_000, 15.2),
+        suggestion("best", "qwen2.5:3b", 1_930_000_000, 7.9),
     ),
-    rate=DownloadRate(10_000_000.0, False),
 )
 DIES = EngineDied(
     "the engine died: SIGKILL, while it answered",

@@ -194,8 +194,6 @@ class Stage:
     opened: list[tuple[EngineOptions, StagedEngine]] = field(default_factory=list)
     remembered: list[tuple[str, EngineInfo | None, Done | None]] = field(default_factory=list)
     context_free_bytes: int = 11 * GB
-    offer: str = ""
-    """What `remember` returns."""
     memory_steps: tuple[MemoryStep, ...] = ()
     """What would make room for a load that does not fit."""
     speed: ExpectedSpeed | None = None
@@ -271,9 +269,8 @@ class Stage:
     def catalog_speed(self, name: str) -> ExpectedSpeed | None:
         return self.speed
 
-    def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> str:
+    def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> None:
         self.remembered.append((model.word, info, done))
-        return self.offer
 
     def app(self) -> ChatApp:
         context = SessionContext(

@@ -18,7 +18,6 @@ from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.models import ModelScreen
 from localchat.tui.screens.parameters import ParameterScreen
 from localchat.tui.screens.settings import SettingsScreen
-from localchat.tui.screens.viewer import ViewerScreen
 from localchat.tui.widgets.find_bar import FindBar
 from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import Stage, app_of, footer, play, say, sent, told, until
@@ -359,7 +358,7 @@ def test_finding_and_moving_about(tmp_path: Path) -> None:
     play(stage, what)
 
 
-def test_a_long_paste_is_a_chip_that_opens_and_goes_as_a_whole(tmp_path: Path) -> None:
+def test_a_long_paste_is_a_chip_that_goes_as_a_whole(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
 
     async def what(pilot: Pilot[int]) -> None:
@@ -370,10 +369,6 @@ def test_a_long_paste_is_a_chip_that_opens_and_goes_as_a_whole(tmp_path: Path) -
         editor.write("")
         editor.insert_paste("line\n" * 500)
         assert editor.text == "⟦paste 1, 500 lines⟧ "
-        await pilot.press("alt+o")
-        await until(pilot, lambda: isinstance(app.screen, ViewerScreen))
-        await pilot.press("escape")
-        await until(pilot, lambda: app.screen is app.chat)
         await pilot.press("backspace", "backspace")
         assert editor.text == "", "a sign goes as a whole"
         editor.insert_paste("line\n" * 500)

@@ -76,9 +76,9 @@ class NotesLate(Stage):
 
     notes: threading.Event
 
-    def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> str:
+    def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> None:
         self.notes.wait()
-        return super()._remember(model, info, done)
+        super()._remember(model, info, done)
 
 
 async def passed(true: Callable[[], object]) -> None:
@@ -151,7 +151,7 @@ def test_leaving_while_an_answer_streams_keeps_what_came(tmp_path: Path) -> None
 def test_leaving_at_the_end_of_an_answer_keeps_it_and_does_not_send_what_waits(
     tmp_path: Path, rounds: int
 ) -> None:
-    stage = Stage(tmp_path, script=lambda request: told("all ", "of it"), offer="a better build")
+    stage = Stage(tmp_path, script=lambda request: told("all ", "of it"))
 
     async def end(app: ChatApp) -> None:
         await asked(app)
@@ -172,7 +172,7 @@ def test_leaving_while_the_speed_of_an_answer_is_noted_waits_for_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     monkeypatch.setattr(program, "_QUIT_WAIT_S", 80.0)  # a busy machine may need seconds
-    stage, notes = NotesLate(tmp_path, offer="a better build"), threading.Event()
+    stage, notes = NotesLate(tmp_path), threading.Event()
     stage.notes = notes
 
     async def end(app: ChatApp) -> None:

@@ -145,11 +145,8 @@ class AnswerRecord:
         )
         self._nodes[choice] = node
         self._conversation.put(node)
-        # `--continue` goes on from the head, so it must be the choice that the user saw.
-        chosen = self._answer.chosen
-        if chosen not in self._nodes:
-            chosen = min(self._nodes)
-        self._conversation.head = self._nodes[chosen].id
+        # `--continue` goes on from the head, so it must be the first choice, as in `--json`.
+        self._conversation.head = self._nodes[min(self._nodes)].id
         self._recorder.changed(node)
 
 

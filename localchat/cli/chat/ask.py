@@ -17,7 +17,6 @@ from localchat.cli.chat.ask_options import AskOptions, ask_options
 from localchat.cli.chat.choose_model import fetched_if_wanted
 from localchat.cli.chat.conversation_options import resumed
 from localchat.cli.chat.prompt import decoded_words, join_parts, read_files, read_stdin
-from localchat.cli.chat.tries import with_slots
 from localchat.cli.context import app_context
 from localchat.cli.options import AFTER_DASHES
 from localchat.cli.preset_options import chosen_settings, question, without_preset
@@ -52,7 +51,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     if has_nothing and model_word is None:
         raise _nothing_to_ask()
     before = resumed(ctx)
-    setup = with_slots(_resolved(ctx, model_word, before), options.tries)
+    setup = _resolved(ctx, model_word, before)
     # With a model, an unknown model is the more helpful error, so resolve it first.
     if has_nothing:
         raise _nothing_to_ask()
@@ -65,10 +64,6 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
         raise UsageError(
             "--schema, --grammar and --regex are for one answer, and there is no prompt"
         )
-    if not prompt and options.tries is not None:
-        raise UsageError(
-            "--best-of, --vote and --critique are for one answer, and there is no prompt"
-        )
     has_tools = setup.settings.tools not in ("", "off")
     if options.yes and not has_tools:
         raise UsageError("--yes allows tool calls, and tools are off", hint="--tools read")
@@ -79,8 +74,8 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     if prompt and not options.interactive:
         from localchat.cli.chat.one_shot import answer, with_documents
 
-        documented = partial(with_documents, conversation, mentioned, words, prompt)
-        return answer(ctx, setup, options, conversation, documented, model_word)
+        documented = partial(with_documents, setup, conversation, mentioned, words, prompt)
+        return answer(setup, options, conversation, documented)
     return _converse(ctx, setup, conversation, prompt, options)
 
 

@@ -5,12 +5,10 @@ from typing import Final
 import click
 import msgspec
 
-from localchat.cli.chat.tries import requested_tries
 from localchat.cli.options import utf8_argument
 from localchat.config.paths import expand_home
 from localchat.engine.request import Grammar
 from localchat.errors import FileMissing, UsageError
-from localchat.tries.spec import TriesSpec
 
 
 class AskOptions(msgspec.Struct, frozen=True):
@@ -23,7 +21,6 @@ class AskOptions(msgspec.Struct, frozen=True):
     require_complete: bool
     yes: bool
     grammar: Grammar | None
-    tries: TriesSpec | None
 
 
 def ask_options(ctx: click.Context) -> AskOptions:
@@ -31,7 +28,7 @@ def ask_options(ctx: click.Context) -> AskOptions:
     names = ("interactive", "as_json", "extract", "raw_prompt", "require_complete", "yes")
     flags = {name: bool(ctx.params[name]) for name in names}
     grammar = requested_grammar(ctx)
-    options = AskOptions(**flags, grammar=grammar, tries=requested_tries(ctx, grammar))
+    options = AskOptions(**flags, grammar=grammar)
     if options.interactive and (options.as_json or options.extract or options.raw_prompt):
         raise UsageError("-i is a conversation; --json, -x and --raw-prompt are for one answer")
     if options.interactive and options.grammar is not None:

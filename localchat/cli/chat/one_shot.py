@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-import click
 import msgspec
 
 from localchat import gc_control
@@ -18,13 +17,10 @@ from localchat.chat.overflow import leave_out, leave_out_by_policy, unsent_sente
 from localchat.chat.prompt_messages import sent_messages
 from localchat.cli.chat.answer_record import AnswerRecord
 from localchat.cli.chat.ask_options import AskOptions
-from localchat.cli.chat.context_advice import steps_for, with_advice
 from localchat.cli.chat.json_report import context_line, report
-from localchat.cli.chat.memory_choice import RoomMaker
+from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
 from localchat.cli.chat.render_answer import AnswerDisplay, ReceivedAnswer, receive
-from localchat.cli.chat.tries import start_tries, with_slots
 from localchat.cli.resolve import Setup, opened_engine, owned, remember, request_for
-from localchat.cli.settings.rebuild import offer_once
 from localchat.cli.signals import deferred, terminate_gracefully
 from localchat.engine.events import Finished
 from localchat.engine.interface import Engine
@@ -34,39 +30,28 @@ from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, L
 
 
 def answer(
-    ctx: click.Context,
     setup: Setup,
     options: AskOptions,
     conversation: Conversation,
-    documented: Callable[[Setup, Engine], Question],
-    model_word: str | None,
+    documented: Callable[[Engine], Question],
 ) -> int:
-    """Answer once. If memory or context is too small, answer again with the step that the user picks."""
-    before = conversation.head
-    room = RoomMaker(ctx, model_word)
-    while True:
-        try:
-            with terminate_gracefully(), opened_engine(setup, one_answer=True) as engine:
-                gc_control.resume_gc()
-                with deferred():
-                    question = documented(setup, engine)
-                    return OneShot(setup, engine, options, conversation).run(question, room)
-        except (DoesNotFit, ContextExceeded) as problem:
-            step = room.picked(problem, setup)
-            if step is None:
-                raise
-        # The next attempt adds the question again.
-        if conversation.head is not None and conversation.head != before:
-            conversation.remove_last(conversation.head)
-        setup = with_slots(room.setup(step), options.tries)
+    """Answer once, and return the exit code. Raises LocalchatError, with steps that make room."""
+    try:
+        with terminate_gracefully(), opened_engine(setup, one_answer=True) as engine:
+            gc_control.resume_gc()
+            with deferred():
+                return OneShot(setup, engine, options, conversation).run(documented(engine))
+    except DoesNotFit as problem:
+        add_load_steps(problem, setup)
+        raise
 
 
 def with_documents(
+    setup: Setup,
     conversation: Conversation,
     names: Sequence[str],
     question: str,
     prompt: Question,
-    setup: Setup,
     engine: Engine,
 ) -> Question:
     """Put passages of the named documents before the prompt, and list them on stderr.
@@ -109,11 +94,8 @@ class OneShot:
         self._conversation = conversation
         self._answer = ReceivedAnswer()
 
-    def run(self, documented: Question, room: RoomMaker) -> int:
-        """Ask, print the answer and return the exit code. Raises LocalchatError.
-
-        `room` gets the steps for a prompt that is too long.
-        """
+    def run(self, documented: Question) -> int:
+        """Ask, print the answer and return the exit code. Raises LocalchatError."""
         question = self._conversation.add(
             documented.message,
             parent=self._conversation.head,
@@ -131,14 +113,12 @@ class OneShot:
             else:
                 self._receive_fitting()
             # Several choices share the machine, so their speed is not that of the model.
-            generated_alone = self._settings.n == 1 and self._options.tries is None
-            remember(self._setup, self._engine.info, answer.done if generated_alone else None)
+            done = answer.done if self._settings.n == 1 else None
+            remember(self._setup, self._engine.info, done)
             self._print_rest()
-            self._offer_rebuild()
         except ContextExceeded as problem:
             error = problem
             self._terminal.end_answer(empty=False)
-            room.steps = steps_for(problem, self._engine)
             raise self._with_advice(problem) from problem
         except LocalchatError as problem:
             error = problem
@@ -152,15 +132,10 @@ class OneShot:
         return ExitCode.OK
 
     def _receive(self, prompt: Prompt) -> None:
-        """Send a prompt, with all its tries, and receive the answer. Raises LocalchatError."""
+        """Send a prompt and receive the answer. Raises LocalchatError."""
         request = request_for(self._settings, prompt, self._options.grammar)
         request = owned(request, self._settings, self._conversation.id)
-        if self._options.tries is None:
-            stream = self._engine.generate(request)
-        else:
-            self._answer.best = start_tries(self._engine, request, self._options.tries)
-            stream = self._answer.best.stream
-        receive(stream, self._display(), self._answer)
+        receive(self._engine.generate(request), self._display(), self._answer)
 
     def _receive_fitting(self) -> None:
         """Send the conversation and receive the answer. Raises LocalchatError.
@@ -205,8 +180,9 @@ class OneShot:
                 self._terminal.warn(info.warning)
 
         # With --stats and --json the answer must end by itself, because its metrics come last.
-        is_single = settings.n == 1 and options.tries is None
-        stops_early = options.extract and not (options.as_json or settings.stats) and is_single
+        stops_early = (
+            options.extract and not (options.as_json or settings.stats) and settings.n == 1
+        )
         return AnswerDisplay(
             self._terminal,
             print_text=not self._prints_whole,
@@ -219,16 +195,9 @@ class OneShot:
     def _prints_whole(self) -> bool:
         """True if the answer is printed only when it is complete."""
         options = self._options
-        has_choices = self._settings.n > 1 or options.tries is not None
+        has_choices = self._settings.n > 1
         # A value with a format is data. A part of it must not reach a program that reads it.
         return has_choices or options.as_json or options.extract or options.grammar is not None
-
-    @property
-    def _choices(self) -> Sequence[int]:
-        """Numbers of the choices that are the answer."""
-        if self._answer.best is not None:
-            return [self._answer.chosen]
-        return range(self._settings.n)
 
     def _print_rest(self) -> None:
         """Print everything that was not printed while the answer arrived."""
@@ -246,7 +215,7 @@ class OneShot:
         self._print_stats()
         if unfinished:
             raise self._unfinished_error(unfinished)
-        ends = [self._answer.ends.get(choice) for choice in self._choices]
+        ends = [self._answer.ends.get(choice) for choice in range(self._settings.n)]
         if self._options.require_complete and any(map(ended_early, ends)):
             raise AnswerCut(
                 "the answer is not complete", hint="without --require-complete this is not an error"
@@ -254,15 +223,11 @@ class OneShot:
 
     def _print_json(self, texts: dict[int, str]) -> None:
         fields = report(self._answer, self._engine.info(), self._settings.n, texts)
-        if self._answer.best is not None and (tries := self._answer.best.report) is not None:
-            fields["tries"] = tries.as_json()
         self._terminal.answer(msgspec.json.encode(fields).decode())
         self._terminal.end_answer()
 
     def _print_texts(self, texts: dict[int, str]) -> None:
         answer = self._answer
-        if answer.best is not None:
-            texts = {answer.chosen: texts.get(answer.chosen, "")}
         if self._prints_whole and (texts or not answer.interrupted):
             parts = [text.rstrip("\n") for _, text in sorted(texts.items())]
             self._terminal.answer("\n---\n".join(parts))
@@ -272,35 +237,24 @@ class OneShot:
         terminal = self._terminal
         wants_stats = self._settings.stats
         done = self._answer.done
-        tries = None
-        if self._answer.best is not None:
-            tries = self._answer.best.report
-        if tries is not None:
-            if wants_stats:
-                terminal.print_line(tries.sentence())
-            elif terminal.stdout_is_terminal:
-                terminal.notify(tries.sentence())  # several tries cost several times as much
-            elif tries.notice:
-                terminal.notify(tries.notice)
         if wants_stats and done:
             terminal.print_line(stats_line(done))
-        if wants_stats and (done or tries is not None):
             terminal.print_line(self._engine.info().why)
 
     def _texts(self) -> dict[int, str]:
         """Return the texts to print, by choice. Raises LocalchatError if `-x` finds no code block."""
         answer = self._answer
-        # The JSON object lists all tries. Without it, and for `-x`, only the chosen one counts.
-        printed = {*range(self._settings.n), answer.chosen}
-        if self._options.extract and answer.best is not None:
-            printed = {answer.chosen}
-        texts = {choice: answer.texts[choice] for choice in sorted(printed & answer.texts.keys())}
+        texts = {
+            choice: answer.texts[choice]
+            for choice in range(self._settings.n)
+            if choice in answer.texts
+        }
         if not self._options.extract:
             return texts
         blocks = {choice: first_code_block(text) for choice, text in texts.items()}
         code = {choice: block for choice, block in blocks.items() if block is not None}
         if not code and not answer.interrupted:
-            text = answer.texts[answer.chosen]
+            text = answer.texts[0]
             raise LocalchatError(
                 "the answer contains no fenced code block",
                 hint=f"the answer was:\n{text}" if text else "the answer was empty",
@@ -308,7 +262,7 @@ class OneShot:
         return code
 
     def _with_advice(self, problem: ContextExceeded) -> ContextExceeded:
-        advised = with_advice(problem, self._engine)
+        advised = with_prompt_steps(problem, self._engine)
         if len(self._conversation.nodes) > 1:
             command = f"localchat -i --conversation {self._conversation.id}"
             advised.hint += f"\nor shorten the conversation: {command} shows how"
@@ -316,7 +270,7 @@ class OneShot:
 
     def _unfinished(self) -> Finished | None:
         """Return the end of the first answer that is too incomplete to be data."""
-        for choice in self._choices:
+        for choice in range(self._settings.n):
             end = self._answer.ends.get(choice)
             if end is None or not ended_early(end):
                 continue
@@ -351,28 +305,21 @@ class OneShot:
 
     def _print_partial(self) -> None:
         """Print incomplete data to stderr, so that no program reads it from stdout."""
-        for choice in self._choices:
+        for choice in range(self._settings.n):
             if text := self._answer.texts[choice].rstrip():
                 self._terminal.print_line(text, dim=True)
 
     def _report_ends(self) -> None:
         """Report on stderr which answers were cut off, and what to do."""
         max_tokens, context = self._limits()
-        for choice in self._choices:
+        for choice in range(self._settings.n):
             end = self._answer.ends.get(choice)
             if end is None or not ended_early(end):
                 continue
-            name = "answer" if len(self._choices) == 1 else f"answer {choice + 1}"
+            name = "answer" if self._settings.n == 1 else f"answer {choice + 1}"
             sentence = end_sentence(end, max_tokens, context, what=name)
             advice = end_advice(end, max_tokens, context)
             self._terminal.print_line(f"localchat: {sentence} {advice}")
-
-    def _offer_rebuild(self) -> None:
-        """Mention a faster build once, after a complete answer that a person reads."""
-        if self._answer.interrupted or self._options.as_json or self._options.extract:
-            return
-        if sentence := offer_once(self._setup, self._engine.info()):
-            self._terminal.notify(sentence)
 
 
 _OPENING_FENCE: Final = re.compile(r"^( {0,3})(`{3,}(?=[^`\n]*$)|~{3,})[^\n]*$", re.MULTILINE)

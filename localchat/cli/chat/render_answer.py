@@ -4,13 +4,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from localchat.cli.signals import immediate
 from localchat.cli.streams import Terminal
 from localchat.engine.events import (
     Accepted,
-    AnswerProgress,
     Done,
     Finished,
     FinishReason,
@@ -26,9 +24,6 @@ from localchat.engine.stream import Stream
 from localchat.session.engine_status import EngineStatus
 from localchat.session.progress import progress_words
 
-if TYPE_CHECKING:
-    from localchat.tries.best_answer import BestAnswer
-
 
 @dataclass(slots=True)
 class ReceivedAnswer:
@@ -43,10 +38,6 @@ class ReceivedAnswer:
     metrics: MetricsSnapshot | None = None
     done: Done | None = None
     interrupted: bool = False
-    chosen: int = 0
-    """Number of the choice that is the answer."""
-    best: "BestAnswer | None" = None
-    """The tries that the choices belong to, if there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +84,6 @@ def receive(
                     case Accepted() | Queued() | Loading() | Prefill():
                         if status.update(event):
                             display.terminal.progress(progress_words(status, time.monotonic()))
-                    case AnswerProgress(phrase=phrase):
-                        display.terminal.progress(phrase)
                 _collect(answer, event, display)
                 if isinstance(event, Text) and display.is_enough(answer.texts[0]):
                     break
@@ -102,10 +91,6 @@ def receive(
         answer.interrupted = True
     finally:
         display.terminal.progress("")
-        if answer.best is not None:
-            # A thread adds to the tries until it has stopped.
-            answer.best.stop()
-            answer.chosen = answer.best.chosen
     return answer
 
 

@@ -15,19 +15,16 @@ from localchat.chat.answer_end import end_advice, end_sentence
 from localchat.chat.conversation import NO_QUESTION, Conversation, Node, Question, ToolRun
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
-from localchat.cli.chat.context_advice import with_advice
 from localchat.cli.chat.conversation_options import ID_DIGITS, open_to_record
 from localchat.cli.chat.json_report import context_line
-from localchat.cli.chat.memory_choice import add_steps
+from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
 from localchat.cli.chat.session_context import session_context
 from localchat.cli.resolve import Setup, model_label, opened_engine, remember
-from localchat.cli.settings.rebuild import offer_once
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
 from localchat.config.presets import addressed
 from localchat.engine.attachments import attached_sentence
-from localchat.engine.events import Done
-from localchat.engine.interface import Engine, EngineInfo
+from localchat.engine.interface import Engine
 from localchat.engine.stats_line import stats_line
 from localchat.errors import (
     ContextExceeded,
@@ -40,7 +37,7 @@ from localchat.errors import (
     UsageError,
 )
 from localchat.history.store import History
-from localchat.models.resolve import GUIDE, ResolvedModel
+from localchat.models.resolve import GUIDE
 from localchat.sanitize import sanitize_line
 from localchat.session.blocks import (
     OVERFLOW_PREFIX,
@@ -121,27 +118,18 @@ def chat(
 
 
 def _greet(setup: Setup) -> None:
-    """Recommend models to a user who only has the guide. The engine loads meanwhile."""
-    if setup.model.word != GUIDE or setup.settings.quiet or not setup.terminal.animated:
+    """Tell a user who only has the guide how to get a model."""
+    if setup.model.word != GUIDE or not setup.terminal.animated:
         return
-    # These modules probe the hardware and read the catalog, so only a first run imports them.
-    from localchat.backend_api.registry import usable_machine
-    from localchat.cli.chat.first_run import found_soon, welcome
-    from localchat.models.onboarding import first_run, hardware_line, is_first_run
+    from localchat.models.onboarding import is_first_run
 
-    environ = setup.app.environ
     try:
-        if not is_first_run(setup.paths, environ):
-            return
-        result = found_soon(lambda: first_run(setup.paths, environ))
-        if result is None:
-            setup.terminal.print_line(hardware_line(usable_machine()))
-            setup.terminal.print_line("localchat run lists models to download")
-            return
-        for line in welcome(result):
-            setup.terminal.print_line(line)
-    except LocalchatError as problem:
-        setup.terminal.notify(f"cannot recommend models: {problem.message}")
+        if is_first_run(setup.paths, setup.app.environ):
+            setup.terminal.notify(
+                "the built-in guide answers; localchat run lists models for this computer"
+            )
+    except LocalchatError:
+        return  # localchat list says what is wrong with the files
 
 
 class TerminalView:
@@ -260,7 +248,7 @@ class Repl:
         recorder.attach(history)
         context, model_setup = session_context(setup)
         self._session = ChatSession(
-            msgspec.structs.replace(context, remember=self._remember),
+            context,
             EngineHolder.holding(engine),
             model_setup._replace(settings=settings),
             view,
@@ -288,10 +276,6 @@ class Repl:
         finally:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
-
-    def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> str:
-        remember(self._setup, lambda: info, done)
-        return offer_once(self._setup, info)
 
     def run(self, read: Callable[[], str | None], first: Question) -> int:
         """Run the conversation until the user leaves, and return the exit code."""
@@ -417,7 +401,7 @@ class Repl:
             case "failed":
                 assert problem is not None
                 if isinstance(problem, DoesNotFit):
-                    add_steps(problem, self._setup)
+                    add_load_steps(problem, self._setup)
                 self._print_error(problem)
                 if node is None:
                     self._store_unsent(question, problem)
@@ -491,10 +475,10 @@ class Repl:
     ) -> None:
         """Print the choices for a question that is too long, and store the question."""
         if is_first:
-            self._print_error(with_advice(problem, self._engine))
+            self._print_error(with_prompt_steps(problem, self._engine))
             return
         if overflow is None or not overflow.choices:
-            self._print_error(with_advice(problem, self._engine))
+            self._print_error(with_prompt_steps(problem, self._engine))
             self._terminal.print_line("  or start a new conversation: /clear")
             return
         self._offered = overflow

@@ -16,7 +16,6 @@ from localchat.cli.options import (
     complete_model,
     engine_options,
 )
-from localchat.tries import MAX_TRIES
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -129,47 +128,9 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
     return function
 
 
-def tries_flags(function: "click.decorators.FC") -> "click.decorators.FC":
-    """Add the flags of several tries, which tries.py reads."""
-    tries = click.IntRange(2, MAX_TRIES)
-    for decorator in (
-        click.option(
-            "--critique",
-            is_flag=True,
-            help="Let the model review its answer, and keep a correction if that is better.",
-        ),
-        click.option(
-            "--judge", is_flag=True, help="With --best-of: let the model pick the best answer."
-        ),
-        click.option(
-            "--vote-by",
-            metavar="KIND",
-            help=(
-                "What --vote counts: number, text, field:NAME or regex:PATTERN. Default: the last"
-                " number."
-            ),
-        ),
-        click.option(
-            "--vote",
-            type=tries,
-            metavar="N",
-            help="Try up to N times, and keep the answer that most tries agree on.",
-        ),
-        click.option(
-            "--best-of",
-            type=tries,
-            metavar="N",
-            help="Try N times, and keep the answer with the highest mean log probability.",
-        ),
-    ):
-        function = decorator(function)
-    return function
-
-
 @click.command("ask", cls=PromptCommand)
 @click.argument("words", nargs=-1, shell_complete=complete_mention)
 @prompt_options
-@tries_flags
 @engine_options(with_model=True)
 @click.pass_context
 def prompt_command(ctx: click.Context, /, words: tuple[str, ...], **_: object) -> int:
@@ -197,7 +158,6 @@ class RunCommand(PromptWords):
 @click.argument("model_word", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @click.argument("words", metavar="[PROMPT]", nargs=-1, shell_complete=complete_mention)
 @prompt_options
-@tries_flags
 @engine_options(with_model=False)
 @click.pass_context
 def command(

@@ -56,11 +56,8 @@ def session_context(setup: Setup) -> tuple[SessionContext, ModelSetup]:
         inputs = Inputs(setup.app, shared_flags | session_settings, name or setup.model.word)
         return model_setup(resolve_inputs(inputs, setup.terminal))
 
-    def remember(model: ResolvedModel, info: "EngineInfo | None", done: "Done | None") -> str:
-        from localchat.cli.settings.rebuild import offer_once
-
+    def remember(model: ResolvedModel, info: "EngineInfo | None", done: "Done | None") -> None:
         record_use(model, setup.paths, lambda: info, done)
-        return offer_once(setup, info)
 
     def embed(model: str, texts: Sequence[str]) -> list[list[float]]:
         from localchat.cli.chat.learn import embedder

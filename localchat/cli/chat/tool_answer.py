@@ -52,7 +52,7 @@ def answer_with_tools(
     with history, terminate_gracefully(), opened_engine(setup) as engine:
         gc_control.resume_gc()
         with deferred():
-            question = with_documents(conversation, mentioned, words, prompt, setup, engine)
+            question = with_documents(setup, conversation, mentioned, words, prompt, engine)
             repl = Repl(
                 setup,
                 engine,
@@ -88,7 +88,6 @@ def _check(setup: Setup, options: AskOptions) -> None:
     flags = {
         "--raw-prompt": options.raw_prompt,
         "--schema, --grammar and --regex": options.grammar is not None,
-        "--best-of, --vote and --critique": options.tries is not None,
         "--n": setup.settings.n > 1,
     }
     for flag, is_given in flags.items():

@@ -1,1 +1,1 @@
-"""Verbs that measure speed and quality, tune settings and plan capacity."""
+"""Verbs that measure speed and quality, and plan capacity."""

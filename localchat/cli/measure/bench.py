@@ -1,8 +1,8 @@
-"""Command `localchat bench`: measures models and servers under load, and compares what was measured."""
+"""Command `localchat bench`: measures models and servers under load, and shows what was measured."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -138,11 +138,10 @@ def command(ctx: click.Context, /, **_: object) -> int:
     results so far.
     """
     from localchat.config.paths import find_paths
-    from localchat.measure.plot import bench_svg
     from localchat.measure.store import bench_store
 
     store = bench_store(find_paths(app_context(ctx).environ).data_dir)
-    view = RecordView(store, record_lines, _list_lines, _compare, bench_svg)
+    view = RecordView(store, record_lines, _list_lines)
     return record_command(ctx, view, lambda: _measure(ctx))
 
 
@@ -178,7 +177,6 @@ def _measure(ctx: click.Context) -> "MeasuredResult[BenchRecord]":
         spec=without_prompts(spec),
         served=tuple(sweep.served.values()),
         points=tuple(sweep.points),
-        energy=sweep.meter.sources,
         complete=end.complete,
         others_share=others_share,
     )
@@ -237,7 +235,7 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
 
 
 def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
-    """Format a result. A terminal also gets bars of the throughput."""
+    """Format a result."""
     from localchat.measure.bench_report import differences_table
     from localchat.measure.sweep import point_series
 
@@ -265,8 +263,6 @@ def _series_lines(record: "BenchRecord", series: "list[Point]", width: int | Non
     yield from _table_lines(bench_report.times_table(series), width)
     if (server := bench_report.server_table(series)) is not None:
         yield from _table_lines(server, width)
-    if width is not None and len(series) > 1:
-        yield from bench_report.bars(series, width)
     yield from bench_report.sentences(record, series)
 
 
@@ -301,18 +297,3 @@ def _list_lines(records: "Sequence[BenchRecord]") -> list[str]:
         )
     head = ("N", "DATE", "MODEL", "SHAPE", "VARIANTS", "BEST", "SATURATED AT")
     return table(head, rows, right=(0, 4, 5, 6))
-
-
-def _compare(
-    first: "BenchRecord", second: "BenchRecord", width: int | None
-) -> tuple[Any, Iterable[str]]:
-    from localchat.measure.bench_report import comparison_sentences, comparison_table
-
-    data = comparison_table(first, second)
-    if not data.rows:
-        raise UsageError(
-            "the two benchmarks have no point in common",
-            hint="shape, context and number of clients must be equal; of several variants the name too",
-        )
-    lines = (*_table_lines(data, width), *comparison_sentences(first, second))
-    return {"head": data.head, "rows": data.rows}, lines

@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, TypeVar
 
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.options import UserPath, complete_model
+from localchat.cli.options import complete_model
 from localchat.errors import UsageError
 
 _DURATION: Final = re.compile(r"([\d.]+)\s*(ms|s|min|h|)")
@@ -34,13 +33,9 @@ quiet_option = click.option(
     "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
 )
 _RECORD_OPTIONS: Final = (
-    click.option(
-        "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
-    ),
     click.option("--keep/--no-keep", default=True, help="Store the result. Default: on."),
     click.option("--list", "as_list", is_flag=True, help="List the stored results."),
     click.option("--show", metavar="N", help="Show a stored result: its number, last, or a file."),
-    click.option("--compare", nargs=2, metavar="A B", help="Compare two results."),
     json_option,
     quiet_option,
 )

@@ -7,10 +7,10 @@ import click
 
 from localchat.cli.context import app_context
 from localchat.cli.measure.options import json_option, parse_milliseconds
-from localchat.cli.options import FiniteRange, complete_model, load_flags
-from localchat.cli.output import print_json, print_report, report_width, table
-from localchat.errors import ExitCode, LocalchatError, UsageError
-from localchat.units import counted, duration, size
+from localchat.cli.options import FiniteRange, complete_model
+from localchat.cli.output import print_json, print_lines, report_width, table
+from localchat.errors import ExitCode, UsageError
+from localchat.units import counted, duration
 
 if TYPE_CHECKING:
     from localchat.config.prices import Prices
@@ -79,23 +79,14 @@ _LONG_MS: Final = 10_000
     "prices",
     multiple=True,
     metavar="NAME=X",
-    help="Price of kwh, machine_hour, hosted_in or hosted_out. Repeatable.",
+    help="Price of machine_hour, hosted_in or hosted_out. Repeatable.",
 )
-@click.option(
-    "--parallel",
-    type=click.IntRange(1, 255),
-    metavar="N",
-    help="Requests that one copy computes at once. Default: 16.",
-)
-@load_flags
-@click.option("--offline/--no-offline", default=None, help="Never use the network. Default: off.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, word: str | None, **_: object) -> int:
     """Estimate how many users a model can serve, and at what cost.
 
-    The plan is based on a benchmark of this model (localchat bench MODEL). Without a benchmark it is based on
-    an estimate, and says so. So MODEL may also be a model to pull, as for fit.
+    The plan is based on a benchmark of this model: run localchat bench MODEL first.
     With --users or --rate, plan computes the copies that are needed, otherwise the load that one copy takes.
     Times are those of requests that arrive at random. Prices are flags, or entries of [prices] in the settings
     file.
@@ -108,14 +99,11 @@ def command(ctx: click.Context, /, word: str | None, **_: object) -> int:
     demand = _demand(ctx)
     prices = _prices(environ, ctx.params["prices"])
     store = bench_store(find_paths(environ).data_dir)
-    plan = make_plan(_source(ctx, store, word, ctx.params["number"]), demand, prices)
+    plan = make_plan(_source(store, word, ctx.params["number"]), demand, prices)
     if ctx.params["as_json"]:
         print_json(environ, plan)
     else:
-        lines = list(_plan_lines(plan, report_width(environ)))
-        if prices.kwh is not None and plan.price.joules is None:
-            lines.append("Energy is not in the cost: no benchmark of this model measured it.")
-        print_report(environ, lines)
+        print_lines(environ, _plan_lines(plan, report_width(environ)))
     return ExitCode.OK if plan.copies else ExitCode.ERROR
 
 
@@ -159,15 +147,9 @@ def _prices(environ: Mapping[str, str], arguments: tuple[str, ...]) -> "Prices":
 
 
 def _source(
-    ctx: click.Context,
-    store: "RecordStore[BenchRecord]",
-    model: str | None,
-    number: str | None = None,
+    store: "RecordStore[BenchRecord]", model: str | None, number: str | None
 ) -> "CostSource":
-    """Return the costs from a benchmark, the newest by default, or else an estimate.
-
-    Raises LocalchatError.
-    """
+    """Return the costs from a benchmark, the newest of the model by default. Raises UsageError."""
     from localchat.measure.service_plan import measured_source
 
     if number is not None:
@@ -178,41 +160,11 @@ def _source(
                 return measured_source(record, model)
             except UsageError:
                 continue  # without a usable series; an older one may have it
-    return _estimate(ctx, model)
-
-
-def _estimate(ctx: click.Context, model: str | None) -> "CostSource":
-    """Estimate the costs of a model, which may be one to pull. Raises LocalchatError."""
-    from msgspec import structs
-
-    from localchat.backend_api.registry import usable_machine
-    from localchat.cli.measure.options import default_model
-    from localchat.cli.models.fit import estimated, find_model
-    from localchat.cli.models.fit_page import NO_SPEED
-    from localchat.fit.memory_plan import demand
-    from localchat.measure.service_plan import DEFAULT_SLOTS, predicted_source
-    from localchat.measure.variants import is_running
-    from localchat.models.resolve import planned_load
-
-    if model is not None and is_running(model):
-        raise UsageError(
-            f"{model} was not measured yet, and a server elsewhere cannot be estimated",
-            hint=f"localchat bench {model}",
-        )
-    seen = find_model(ctx, model or default_model(ctx))
-    slots = ctx.params["parallel"] or DEFAULT_SLOTS
-    options = planned_load(seen.settings, seen.paths, max_slots=slots)
-    options = structs.replace(options, room_for_slots=True)
-    report = estimated(seen, options, usable_machine())
-    name = seen.subject.name
-    plan = demand(report.plan, name)
-    speed = report.expected_speed
-    if speed is None:
-        raise LocalchatError(
-            f"{name} was not measured yet, and its speed cannot be estimated",
-            hint=f"{NO_SPEED}\nlocalchat bench {name} measures it, once it is here",
-        )
-    return predicted_source(name, speed.tokens_per_s, plan, slots, speed.basis)
+    name = model or "MODEL"
+    raise UsageError(
+        f"there is no benchmark of {model or 'a model'} to plan from",
+        hint=f"localchat bench {name} makes one",
+    )
 
 
 def _plan_lines(plan: "ServicePlan", width: int | None) -> Iterator[str]:
@@ -249,19 +201,14 @@ def _plan_lines(plan: "ServicePlan", width: int | None) -> Iterator[str]:
     if plan.conversations is not None:
         room = f"{counted(plan.conversations, 'conversation')} of {length:,.0f} tokens"
         yield f"Its KV cache has room for {room}."
-    if plan.memory_bytes is not None:
-        yield f"A copy takes {size(plan.memory_bytes)} of memory."
     yield from _cost_lines(plan, length)
 
 
 def _cost_lines(plan: "ServicePlan", length: float) -> Iterator[str]:
     price = plan.price
-    if price.joules is not None:
-        yield f"A thousand answers take {price.joules / 1e3:,.1f} kJ."
     costs = [
         (name, cost)
         for name, cost in (
-            ("energy", price.energy_money),
             ("machines", price.machine_money),
             ("the hosted API instead", price.hosted_money),
         )

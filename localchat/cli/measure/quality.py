@@ -1,8 +1,8 @@
 """Command `localchat quality`: compares models, quantizations, KV types and backends by what they answer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -90,7 +90,7 @@ _NEEDLE_LENGTHS: Final = (1024, 4096)
 @click.option(
     "--only",
     metavar="LIST",
-    help="Tests to run: text, greedy, json, tools, needles, questions, speed. Default: all but speed.",
+    help="Tests to run: text, json, tools, needles, questions, speed. Default: all but speed.",
 )
 @click.option(
     "--gate",
@@ -102,14 +102,17 @@ _NEEDLE_LENGTHS: Final = (1024, 4096)
     help="Exit with 1 if a model misses this limit, as kl=0.02 or top1=0.95; repeatable. Alone: grade=close.",
 )
 @load_flags
+@click.option(
+    "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
+)
 @record_options
 @click.pass_context
 def command(ctx: click.Context, /, **_: object) -> int:
     """Compare the answers of models, quantizations and KV cache types.
 
     Is the smaller model still good? Which quantization should I take?
-    Compares each MODEL with the first one: perplexity and KL divergence over a text, greedy texts, JSON and
-    tool calls, needles in long texts, and questions of your own. A verdict says whether the model is safe.
+    Compares each MODEL with the first one: perplexity and KL divergence over a text, JSON and tool calls,
+    needles in long texts, and questions of your own. A verdict says whether the model is safe.
     MODEL is a model of this machine, the address of a running server, or remote:NAME of the settings.
     --vary kv-type=f16,q8_0 compares settings of one model in the same way.
     """
@@ -118,7 +121,7 @@ def command(ctx: click.Context, /, **_: object) -> int:
     from localchat.measure.store import quality_store
 
     store = quality_store(find_paths(app_context(ctx).environ).data_dir)
-    view = RecordView(store, _record_lines, _list_lines, _compare, quality_svg)
+    view = RecordView(store, _record_lines, _list_lines, quality_svg)
     return record_command(ctx, view, lambda: _measure(ctx))
 
 
@@ -295,15 +298,3 @@ def _list_lines(records: "Sequence[QualityRecord]") -> list[str]:
     for line, record in zip(lines, records, strict=True):
         shown += [line, *(f"   {verdict}" for verdict in record.verdicts)]
     return shown
-
-
-def _compare(
-    first: "QualityRecord", second: "QualityRecord", width: int | None
-) -> tuple[Any, Iterable[str]]:
-    from localchat.measure import quality_report
-
-    rows = list(quality_report.comparison_rows(first, second))
-    if not rows:
-        raise UsageError("the two results have no variant in common")
-    lines = _table_lines(("N", *quality_report.HEAD), rows, 2, width)
-    return [first, second], [*lines, *quality_report.differing_conditions(first, second)]

@@ -1,4 +1,4 @@
-"""Commands whose results are stored: run them, and list, show or compare their results."""
+"""Commands whose results are stored: run them, and list or show their results."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import click
 
 from localchat.cli.context import AppContext, app_context
-from localchat.cli.output import print_json, print_report, report_width
+from localchat.cli.output import print_json, print_lines, report_width
 from localchat.cli.signals import terminate_gracefully
 from localchat.cli.streams import tell
 from localchat.errors import ExitCode, LocalchatError, UsageError
@@ -49,9 +49,8 @@ class RecordView(Generic[_Record]):
     store: "RecordStore[_Record]"
     lines: Callable[[_Record, int | None], Iterable[str]]
     list_lines: Callable[[Sequence[_Record]], Iterable[str]]
-    compare: Callable[[_Record, _Record, int | None], tuple[Any, Iterable[str]]]
-    """Returns the JSON value and the lines. Raises UsageError for results without a common part."""
-    svg: Callable[[_Record], str]
+    svg: Callable[[_Record], str] | None = None
+    """Draws a result, if the command has `--svg`."""
 
 
 def run_to_end(run: Callable[[], None]) -> RunEnd:
@@ -72,18 +71,13 @@ def record_command(
     app = app_context(ctx)
     options = ctx.params
     show = options["show"]
-    compare = options["compare"]
-    actions = (options["as_list"], show is not None, compare is not None, bool(options["words"]))
+    actions = (options["as_list"], show is not None, bool(options["words"]))
     if sum(actions) > 1:
-        raise UsageError("--list, --show, --compare and a model exclude each other")
+        raise UsageError("--list, --show and a model exclude each other")
     if options["as_list"]:
         records = list(view.store)
         lines = view.list_lines(records) if records else [f"No {view.store.noun} is stored yet."]
         _print(app, records, lines, as_json=options["as_json"])
-    elif compare is not None:
-        first, second = map(view.store.find, compare)
-        value, lines = view.compare(first, second, report_width(app.environ))
-        _print(app, value, lines, as_json=options["as_json"])
     elif show is not None:
         _present(app, view, view.store.find(show), options)
     else:
@@ -99,7 +93,7 @@ def _measure(
     measure: Callable[[], MeasuredResult[_Record]],
     options: dict[str, Any],
 ) -> int:
-    svg: Path | None = options["svg"]
+    svg: Path | None = options.get("svg")
     if svg is not None and not svg.absolute().parent.is_dir():
         raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
     record, end, missed = measure()
@@ -127,7 +121,7 @@ def _present(
     app: AppContext, view: RecordView[_Record], record: _Record, options: dict[str, Any]
 ) -> None:
     """Print a result, and draw it into the file of `--svg`."""
-    if options["svg"] is not None:
+    if view.svg is not None and options["svg"] is not None:
         _write(options["svg"], view.svg(record))
     lines = view.lines(record, report_width(app.environ))
     _print(app, record, lines, as_json=options["as_json"])
@@ -147,7 +141,7 @@ def _print(app: AppContext, value: object, lines: Iterable[str], *, as_json: boo
     if as_json:
         print_json(app.environ, value)
     else:
-        print_report(app.environ, lines)
+        print_lines(app.environ, lines)
 
 
 def stored_as(record: "StoredRecord", *, complete: bool) -> str:

@@ -148,14 +148,6 @@ def _usual_lines(
     )
 
 
-def estimated(seen: "FoundModel", options: "LoadOptions", machine: "Machine") -> "FitReport":
-    """Return the report of a load with its speed."""
-    from localchat.fit.speed import SpeedHistory
-    from localchat.models.assess import assess
-
-    return assess(seen.subject, options, machine, SpeedHistory(seen.paths.state_dir))
-
-
 def _machine(memory: int | None) -> "Machine":
     """Return this machine, or one like it with this much memory in bytes and no GPU."""
     from dataclasses import replace

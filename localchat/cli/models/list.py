@@ -1,6 +1,6 @@
 """Command `localchat list`: list the models on this machine and their origin."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +13,6 @@ from localchat.sanitize import sanitize_line
 from localchat.units import size
 
 if TYPE_CHECKING:
-    from localchat.models.hub.updates import Update
     from localchat.models.index import Model
     from localchat.models.info.inspect import Inspection
 
@@ -30,27 +29,17 @@ def command(app: AppContext, as_json: bool) -> None:
     Hugging Face cache and llama.cpp, which are used in place.
     """
     from localchat.cli.resolve import follow_library_setting
-    from localchat.models.hub.updates import KnownUpdates
     from localchat.models.index import read_index
 
     follow_library_setting(app)
-    paths = find_paths(app.environ)
-    index = read_index(paths, app.environ)
+    index = read_index(find_paths(app.environ), app.environ)
     rows = list(_inspected(index.models))
-    pulled = [model.installed for model in index.models if model.installed is not None]
-    updates = {update.name: update for update in KnownUpdates(paths.state_dir).of(pulled)}
     for notice in index.notices:
         tell(f"localchat: {notice}")
     if as_json:
-        print_json(
-            app.environ,
-            [
-                {**_record(model, inspection), "newer_on_hub": model.name in updates}
-                for model, inspection in rows
-            ],
-        )
+        print_json(app.environ, [_record(model, inspection) for model, inspection in rows])
     else:
-        print_lines(app.environ, (*_lines(rows), *_update_lines(updates.values())))
+        print_lines(app.environ, _lines(rows))
 
 
 def _inspected(models: "Iterable[Model]") -> "Iterator[tuple[Model, Inspection]]":
@@ -73,15 +62,6 @@ def _lines(rows: "list[tuple[Model, Inspection]]") -> Iterator[str]:
         yield "These models cannot be run:"
     for model, inspection in unusable:
         yield f"  {sanitize_line(model.name)}: {sanitize_line(inspection.trouble)}"
-
-
-def _update_lines(updates: "Collection[Update]") -> Iterator[str]:
-    if updates:
-        yield ""
-        yield "Newer on the hub, by the last check:"
-    for update in updates:
-        name = sanitize_line(update.name)
-        yield f"  {name}: {update.checked_at[:10]}; localchat pull {name} fetches it"
 
 
 def _cells(model: "Model", inspection: "Inspection") -> tuple[str, ...]:

@@ -1,8 +1,6 @@
 """Command `localchat pull`: download a model, or resume a download."""
 
 import sys
-import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import click
@@ -10,7 +8,6 @@ import click
 from localchat.cli.streams import Terminal
 from localchat.config.paths import expand_home
 from localchat.errors import DoesNotFit, LocalchatError, ModelInvalid, ModelMissing, UsageError
-from localchat.sanitize import sanitize_line
 from localchat.units import size
 
 if TYPE_CHECKING:
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from localchat.models.hub.events import PullEvent
     from localchat.models.hub.pull import SelectedFiles
     from localchat.models.hub.retry import RetryPolicy
-    from localchat.models.hub.updates import CheckResult
     from localchat.models.names import Reference
 
 Ask: TypeAlias = Literal["never", "misfit", "always"]
@@ -29,28 +25,20 @@ Ask: TypeAlias = Literal["never", "misfit", "always"]
 
 
 @click.command("pull")
-@click.argument("name", required=False)
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Check for newer files of downloaded models, and download nothing.",
-)
+@click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, even if the model will not fit.")
 @click.option("--json", "as_json", is_flag=True, help="Print progress as lines of JSON.")
 @click.option("--offline/--no-offline", default=None, help="Never use the network. Default: off.")
 @click.option("-q", "--quiet/--no-quiet", default=None, help="Print only errors. Default: off.")
 @click.option("--color/--no-color", default=None, help="Use colors on a terminal. Default: on.")
 @click.pass_context
-def command(
-    ctx: click.Context, /, name: str | None, check: bool, yes: bool, as_json: bool, **_: object
-) -> int:
+def command(ctx: click.Context, /, name: str, yes: bool, as_json: bool, **_: object) -> int:
     """Download a model, or resume a download.
 
     \b
     localchat pull qwen2.5:7b-q4_k_m       a name of the catalogue
     localchat pull qwen2.5:7b              the same: Q4_K_M is the default
     localchat pull hf.co/user/repo:Q8_0    a repository of the Hugging Face hub
-    localchat pull --check                 check downloaded models for newer files
 
     Before the download, the command reports whether the model fits in memory. If it does not, the command asks
     on a terminal, and continues with a warning elsewhere.
@@ -60,10 +48,6 @@ def command(
     inputs = Inputs.of(ctx)
     settings = inputs.settings().settings
     terminal = Terminal(inputs.app.environ, quiet=settings.quiet, color=settings.color)
-    if check:
-        return _check(name, inputs, terminal, as_json=as_json)
-    if name is None:
-        raise UsageError("no model is named", hint="localchat pull NAME, or localchat pull --check")
     ask: Ask = "never"
     if terminal.stderr_is_terminal and not (yes or as_json or settings.quiet):
         ask = "misfit"
@@ -73,55 +57,6 @@ def command(
             hint="--yes downloads it without asking; see localchat fit",
         )
     return 0
-
-
-def _check(name: str | None, inputs: "Inputs", terminal: Terminal, *, as_json: bool) -> int:
-    """Compare pulled models with the hub, and store the results for `list`. Raises LocalchatError."""
-    from localchat.cli.output import print_json, print_lines
-    from localchat.config.settings import offline_reason
-    from localchat.models.hub.client import hub_from_environment, offline_error
-    from localchat.models.hub.events import Note
-    from localchat.models.hub.manifest import installed
-    from localchat.models.hub.retry import RetryPolicy
-    from localchat.models.hub.updates import KnownUpdates, check, chosen
-
-    models = chosen(name, installed(inputs.paths.models_dir))
-    if by := offline_reason(inputs.settings(), inputs.app.environ):
-        raise offline_error(name or "the pulled models", by)
-
-    def show(event: "PullEvent") -> None:
-        if isinstance(event, Note):
-            terminal.notify(event.text)
-
-    results = check(models, hub_from_environment(inputs.app.environ), show, RetryPolicy())
-    with suppress(OSError):  # `list` does not show the results then
-        KnownUpdates(inputs.paths.state_dir).record(results)
-    if not results:
-        terminal.notify("no model was pulled, so there is nothing to check")
-    if as_json:
-        records = [
-            {
-                "name": result.model.manifest.name,
-                "repository": result.model.manifest.repository,
-                "newer": None if result.problem else result.update is not None,
-                "files": list(result.update.files) if result.update else [],
-                "problem": result.problem or None,
-            }
-            for result in results
-        ]
-        print_json(inputs.app.environ, records)
-        return 0
-    print_lines(inputs.app.environ, map(_check_line, results))
-    return 0
-
-
-def _check_line(result: "CheckResult") -> str:
-    name = sanitize_line(result.model.manifest.name)
-    if result.problem:
-        return f"{name}: {sanitize_line(result.problem)}"
-    if result.update is None:
-        return f"{name}: up to date"
-    return f"{name}: newer on the hub; localchat pull {name} fetches it"
 
 
 def pull(
@@ -177,7 +112,6 @@ def _reference(name: str, inputs: "Inputs") -> "Reference":
 def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) -> bool:
     """Download the files. Return False if the user declines."""
     from localchat.models.hub.client import hub_from_environment
-    from localchat.models.hub.download import remember_rate
     from localchat.models.hub.events import PullFinished
     from localchat.models.hub.pull import bytes_present, fetch, select_files
     from localchat.models.hub.retry import RetryPolicy
@@ -190,16 +124,10 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) 
     fits = is_resumed or _show_verdict(choice, hub, inputs, view, retry)
     if not _agreed(choice, ask, fits=fits):
         return False
-    start_s = time.monotonic()
-    fetched_bytes = 0
 
     def show(event: "PullEvent") -> None:
-        nonlocal fetched_bytes
         view.show(event)
-        if not isinstance(event, PullFinished):
-            return
-        fetched_bytes = event.fetched_bytes
-        if event.trouble:
+        if isinstance(event, PullFinished) and event.trouble:
             raise ModelInvalid(
                 f"{event.name} cannot be run: {event.trouble}",
                 hint=f"localchat rm {event.name} removes it; the same model is often in several "
@@ -207,8 +135,6 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) 
             )
 
     fetch(choice, hub, inputs.paths.models_dir, show, retry)
-    with suppress(OSError):  # the next estimate of a download uses the default rate then
-        remember_rate(inputs.paths.state_dir, fetched_bytes, time.monotonic() - start_s)
     return True
 
 

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localchat.cli.document_options import open_library
 from localchat.cli.options import UserPath, complete_model, load_flags
-from localchat.cli.serving.service_unit import FORMATS, default_format
 from localchat.errors import LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.units import size
@@ -77,12 +75,6 @@ _EDITOR_S = 2 * 3600
 )
 @click.option("--no-loop-guard", is_flag=True, help="Do not stop answers that repeat themselves.")
 @click.option(
-    "--documents",
-    multiple=True,
-    metavar="NAME",
-    help="Offer indexed documents to clients as MODEL@NAME. Repeatable.",
-)
-@click.option(
     "--mcp",
     "mcp_names",
     multiple=True,
@@ -128,13 +120,6 @@ _EDITOR_S = 2 * 3600
         "stdin closes."
     ),
 )
-@click.option(
-    "--print-unit",
-    is_flag=False,
-    flag_value=default_format(),
-    type=click.Choice(FORMATS),
-    help="Print a systemd or launchd service file for this server, and how to install it.",
-)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -149,12 +134,10 @@ def command(
     strict_models: bool,
     allow_fetch: bool,
     no_loop_guard: bool,
-    documents: tuple[str, ...],
     mcp_names: tuple[str, ...],
     longest: int | None,
     parallel: int | None,
     private: bool,
-    print_unit: str | None,
     **_: object,
 ) -> None:
     """Serve models over the OpenAI, Anthropic and Ollama APIs.
@@ -167,19 +150,12 @@ def command(
     from localchat.cli.resolve import resolve_setup
     from localchat.server.config import ServerConfig, ServerLimits
     from localchat.server.middleware.security import checked_names, checked_origins, read_keys
-    from localchat.server.uvicorn_server import bind_sockets
 
     setup = resolve_setup(ctx, model_word)
     names = checked_names(allow_host)
     origins = checked_origins(allow_origin)
-    if print_unit:
-        # Others can read a unit file, so it must not contain the key of the environment.
-        keys = read_keys(api_key_file, {})
-        # A running server may use the port of the unit, so bind another one.
-        sockets = bind_sockets(host, 0)
-    else:
-        keys = read_keys(api_key_file, setup.app.environ)
-        sockets = _bound(setup, host, port)
+    keys = read_keys(api_key_file, setup.app.environ)
+    sockets = _bound(setup, host, port)
     addresses = [str(socket.getsockname()[0]) for socket in sockets]
     limits = ServerLimits(tool_rounds=setup.settings.tool_rounds)
     if longest:
@@ -193,30 +169,16 @@ def command(
         alias=not strict_models,
         loop_guard=not no_loop_guard,
         allow_fetch=allow_fetch,
-        documents=_documents(setup, documents),
-        documents_folder=open_library(setup.app).folder,
         mcp_servers=_mcp_servers(setup, mcp_names),
         environ=setup.app.environ,
         limits=limits,
     )
     try:
         _check_open(addresses, config, insecure_no_auth, setup)
-        if print_unit:
-            _print_unit(ctx, setup, print_unit)
-        else:
-            _serve(setup, config, sockets, parallel, private=private)
+        _serve(setup, config, sockets, parallel, private=private)
     finally:
         for socket in sockets:
             socket.close()
-
-
-def _documents(setup: "Setup", words: "Sequence[str]") -> tuple[str, ...]:
-    """Return the names of indexed documents. Raises UsageError if one does not exist."""
-    library = open_library(setup.app)
-    names = [name.removeprefix("@") for name in words]
-    for name in names:
-        library.open(name).close()
-    return tuple(names)
 
 
 def _mcp_servers(setup: "Setup", names: "Sequence[str]") -> "tuple[McpServer, ...]":
@@ -233,19 +195,6 @@ def _mcp_servers(setup: "Setup", names: "Sequence[str]") -> "tuple[McpServer, ..
                 hint = f"the settings have {', '.join(servers)}"
             raise UsageError(f"--mcp {name}: the settings have no MCP server {name}", hint=hint)
     return tuple(servers[name] for name in dict.fromkeys(names))
-
-
-def _print_unit(ctx: click.Context, setup: "Setup", manager: str) -> None:
-    """Print the service file to stdout, and its installation to stderr."""
-    from localchat.cli.serving import service_unit
-
-    unit = service_unit.service(ctx, setup.app.environ)
-    setup.terminal.answer(service_unit.unit_file(unit, manager))
-    setup.terminal.end_answer()
-    lines = ("To install it:", *service_unit.install_lines(unit, manager))
-    setup.terminal.print_line("\n".join(lines))
-    for sentence in service_unit.cautions(setup.app.environ):
-        setup.terminal.print_line(f"localchat: {sentence}")
 
 
 def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":

@@ -1,37 +1,23 @@
-"""Run `localchat doctor --rebuild`, and offer it once after an answer."""
+"""Run `localchat doctor --rebuild`."""
 
 import sys
 import time
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 import click
-import msgspec
 
 from localchat.cli.context import AppContext
 from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError, UsageError
-from localchat.state_file import StateFile
 from localchat.units import duration
 
 if TYPE_CHECKING:
     from localchat.backend_api.interface import Backend, Rebuilder, RebuildProgress
-    from localchat.cli.resolve import Setup
-    from localchat.engine.interface import EngineInfo
 
 BEST: Final = "best"
 """Value of --rebuild for the most useful build."""
 UNDO: Final = "undo"
-_FILE: Final = "rebuild-offers.json"
-_QUIET_S: Final = 3600.0
-"""Time after the first answer during which nothing is offered."""
-
-
-class _Offers(msgspec.Struct, frozen=True):
-    kinds: tuple[str, ...] = ()
-    """Kinds of builds that were offered."""
-    first_s: float = 0.0
-    """Unix time of the first answer, or 0 before it."""
 
 
 def rebuild(app: AppContext, choice: str, *, yes: bool) -> None:
@@ -111,7 +97,7 @@ def _agree(app: AppContext, kind: str, minutes: float, *, yes: bool) -> None:
         raise UsageError("a rebuild downloads the source, and offline is set")
     if yes:
         return
-    if not _is_terminal(sys.stdin):
+    if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
         raise UsageError(
             "doctor --rebuild needs confirmation, but stdin is not a terminal",
             hint="use --yes to confirm",
@@ -142,54 +128,6 @@ class _Display:
         if elapsed_s < self._expected_s:
             line += f", of about {duration(self._expected_s)}"
         self._terminal.progress(line)
-
-
-def offer_once(setup: "Setup", info: "EngineInfo | None") -> str:
-    """Return a sentence that offers a useful build, or an empty string. Takes milliseconds.
-
-    Each kind of build is offered once, and only to users at a terminal.
-    """
-    terminal = setup.terminal
-    settings = setup.settings
-    is_interactive = (
-        terminal.stdout_is_terminal and terminal.stderr_is_terminal and _is_terminal(sys.stdin)
-    )
-    if not is_interactive or settings.quiet or settings.offline:
-        return ""
-    if info is None or setup.model.remote is not None:
-        return ""
-    from localchat.backend_api.registry import find_backends
-
-    backend = find_backends().get(info.backend)
-    if backend is None or (builder := backend.rebuilder()) is None:
-        return ""
-    offer = builder.offer()
-    if offer is None or offer.missing:
-        return ""
-    file = StateFile(setup.paths.state_dir / _FILE, _Offers, _Offers())
-    state = file.read()
-    first_s = state.first_s or time.time()
-    # The first answers of a new user come without hints.
-    is_new_user = time.time() - first_s < _QUIET_S
-    if offer.kind in state.kinds or (is_new_user and state.first_s):
-        return ""
-    kinds = state.kinds
-    if not is_new_user:
-        kinds = (*kinds, offer.kind)
-    try:
-        file.write(_Offers(kinds, first_s))
-    except OSError:
-        return ""  # without a record, the offer would follow every answer
-    if is_new_user:
-        return ""
-    return (
-        f"A llama.cpp built for this machine {offer.gain}. `localchat doctor --rebuild` builds it in about "
-        f"{_minutes(offer.minutes)} and keeps it only if it is faster. This hint appears once."
-    )
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and not stream.closed and stream.isatty()
 
 
 def _minutes(minutes: float) -> str:

@@ -66,6 +66,55 @@ CORRECTIONS: Final = {
         "it in a chat, with your consent. Programs with MCP, such as Cline, Zed or Claude Code, can also "
         "use models through `localchat serve`."
     ),
+    "`--vote N` tries up to N times at once and prints the answer that most agree on; `--best-of "
+    "N` takes the one the model was surest of, with `--judge` the one it picks itself. "
+    "`--critique` lets it judge and mend its answer. In the terminal UI `/tries` does it. All "
+    "cost time.": (
+        "`--n 3` prints three answers to one prompt, and you choose. In the terminal UI `F5` "
+        "answers again, and the old answer stays as a branch. localchat does not vote or judge "
+        "its own answers."
+    ),
+    "`localchat tune MODEL` finds the fastest settings by measuring: threads, KV type, drafts, "
+    "layers on the GPU. It shows what each brings and writes them for this model after asking; "
+    "`localchat tune MODEL --undo` takes it back.": (
+        "`localchat bench MODEL --vary threads=4,8` measures values of a setting side by side, "
+        "and `--vary` also takes `kv-type`, `speculation` and `gpu-layers`. `localchat config "
+        "set threads 8 --for MODEL` stores the faster one."
+    ),
+    "`localchat serve --print-unit` prints a service file with your flags, a systemd user unit "
+    "or on a Mac a launchd agent, and on stderr how to install it:\n\n```\nlocalchat serve "
+    "qwen2.5:7b --print-unit > ~/.config/systemd/user/localchat.service\nsystemctl --user "
+    "daemon-reload && systemctl --user enable --now localchat\n```": (
+        "localchat runs as a service of systemd or launchd: docs/serving.md has a file for each. "
+        "On Linux save it as `localchat.service` in `~/.config/systemd/user`, then:\n\n```\n"
+        "systemctl --user daemon-reload && systemctl --user enable --now localchat\n```"
+    ),
+    "`localchat bench MODEL` measures it, `localchat tune MODEL` finds faster settings.": (
+        "`localchat bench MODEL --vary threads=4,8` compares settings."
+    ),
+    "To start it with the machine, `localchat serve --print-unit` prints a systemd user unit (on "
+    "a Mac a launchd agent), and how to install it.": (
+        "To start it with the machine, use the systemd unit or the launchd agent of "
+        "docs/serving.md."
+    ),
+    "`/think`, `/tries`, `/regen`": ("`/think`, `/regen`"),
+    "`localchat pull --check` says whether the hub has newer files of the models here, "
+    "`localchat pull --check NAME` of one; `localchat pull NAME` then fetches them. Nothing else "
+    "asks the hub.": (
+        "`localchat pull NAME` again compares the files with the hub, and fetches those that "
+        "have changed there."
+    ),
+    "`--vary kv-type=f16,q8_0` compares settings, `--compare A B` two kept results.": (
+        "`--vary kv-type=f16,q8_0` compares settings."
+    ),
+    "`localchat serve --documents NAME` offers them to clients as `MODEL@NAME`.": (
+        "Clients of `localchat serve` send their own context."
+    ),
+    "A large paste becomes an attachment in the input; open it (`Alt+O`) to see or change the "
+    "text. It is sent whole.": (
+        "A large paste becomes an attachment in the input, which is sent whole. `Ctrl+G` opens "
+        "the message with its text in your editor."
+    ),
 }
 """Replacements of phrases in every answer."""
 

@@ -1,21 +1,18 @@
-"""Downloads files from the hub: resumes, counts, verifies the hash, and remembers the rate."""
+"""Downloads files from the hub: resumes, counts, and verifies the hash."""
 
 import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import httpx2
-import msgspec
-from msgspec import Meta
 
 from localchat.errors import NetworkError
 from localchat.models.hub.client import HubClient, Listing, RetryableError
 from localchat.models.hub.events import Checking, EventSink, Note, ProgressMeter
 from localchat.models.hub.partial_file import PartialFile, RemoteFile
 from localchat.models.hub.retry import RetryPolicy
-from localchat.state_file import StateFile
 from localchat.units import size
 
 T = TypeVar("T")
@@ -187,39 +184,3 @@ def _mismatch(response: httpx2.Response, start: int, file: RemoteFile) -> str:
     if total != "*" and int(total[:20]) != file.size:
         return f"it has {total[:20]} bytes on the server and {file.size} in the listing"
     return ""
-
-
-_FILE: Final = "download-rate.json"
-ASSUMED_BYTES_PER_S: Final = 12_500_000
-"""100 Mbit/s."""
-_MIN_BYTES: Final = 20_000_000
-"""A smaller pull measures the start of a connection more than its bandwidth."""
-
-
-class DownloadRate(NamedTuple):
-    """Rate for estimates of download times."""
-
-    bytes_per_s: float
-    measured: bool
-    """Whether the last pull measured it. Otherwise it is assumed."""
-
-
-class _MeasuredRate(msgspec.Struct, frozen=True):
-    bytes_per_s: Annotated[float, Meta(gt=0)]
-
-
-def _rate_file(state_dir: Path) -> StateFile[_MeasuredRate | None]:
-    return StateFile(state_dir / _FILE, _MeasuredRate, None)
-
-
-def download_rate(state_dir: Path) -> DownloadRate:
-    """Return the rate of the last pull, else an assumed one."""
-    if (stored := _rate_file(state_dir).read()) is None:
-        return DownloadRate(ASSUMED_BYTES_PER_S, False)
-    return DownloadRate(stored.bytes_per_s, True)
-
-
-def remember_rate(state_dir: Path, fetched_bytes: int, elapsed_s: float) -> None:
-    """Store the rate of a pull, unless the pull was too small to measure it. Raises OSError."""
-    if fetched_bytes >= _MIN_BYTES and elapsed_s > 0:
-        _rate_file(state_dir).write(_MeasuredRate(fetched_bytes / elapsed_s))

@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from localchat.config.parameters import DRY_BREAKERS, SAMPLERS
+from localchat.config.parameters import DRY_BREAKERS, SAMPLERS, SAMPLING_STAGES
 from localchat.engine.request import GenerateRequest, Infill, TextPrompt
 from localchat.server.llamacpp.protocol import NativeBody
 
-_ORDER: Final = (
-    *("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"),
-)
 _MISSING: Final = {
     "mirostat": 0,
     "repeat_last_n": -1,
@@ -47,7 +44,7 @@ def generation_settings(
         "stream": bool(body.stream),
         "n_probs": body.n_probs or 0,
         "grammar": grammar,
-        "samplers": list(_ORDER),
+        "samplers": list(SAMPLING_STAGES),
         "timings_per_token": bool(body.timings_per_token),
     }
 

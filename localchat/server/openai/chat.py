@@ -1,7 +1,6 @@
 """POST /v1/chat/completions."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -23,7 +22,6 @@ from localchat.server.formatters import new_id
 from localchat.server.generation import (
     ChoiceEnd,
     Generation,
-    GenerationSpec,
     OutputEvent,
     PromptEcho,
     PromptProgress,
@@ -50,14 +48,10 @@ from localchat.server.openai.protocol import (
     ToolCallDelta,
 )
 from localchat.server.openai.requests import as_chat, uses_functions
-from localchat.server.openai.tries import requested_tries
 from localchat.server.request_body import read_json
-from localchat.server.sse import DONE
 from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, fingerprint, service_of
 from localchat.server.timings import answer_timings
-from localchat.tries.best_answer import BestAnswer
-from localchat.tries.spec import TriesSpec
 
 
 async def chat(request: Request) -> ASGIApp:
@@ -67,10 +61,7 @@ async def chat(request: Request) -> ASGIApp:
     body = await read_json(request, ChatBody, limits, with_media=True)
     chat = await translate(request, lambda media: as_chat(body, media))
     prompt = engine_request(chat, limits, client_of(request))
-    cards = service.engines.models()
-    own_model = cards[0].name if cards else ""
-    tries = requested_tries(body, chat, prompt, limits, own_model)
-    endpoint = ChatEndpoint(chat, prompt, service.config.loop_guard, body, tries)
+    endpoint = ChatEndpoint(chat, prompt, service.config.loop_guard, body)
     return GenerationResponse(request, endpoint)
 
 
@@ -79,11 +70,6 @@ class ChatEndpoint(ConversationEndpoint):
     """A chat completion."""
 
     body: ChatBody
-    tries: TriesSpec | None = None
-
-    async def spec(self, lease: AsyncLease) -> GenerationSpec:
-        spec = await ConversationEndpoint.spec(self, lease)
-        return replace(spec, tries=self.tries)
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "ChatFormatter":
         options = self.body.stream_options
@@ -97,7 +83,6 @@ class ChatEndpoint(ConversationEndpoint):
             generation=generation if self.body.timings_per_token else None,
             as_functions=uses_functions(self.body),
             custom=frozenset(tool.custom.name for tool in self.chat.tools if tool.custom),
-            best=generation.best,
         )
 
 
@@ -118,8 +103,6 @@ class ChatFormatter(ChunkFormatter):
     """Incomplete calls of custom tools, by choice."""
     silent: set[int] = field(default_factory=set)
     """Choices without a delta so far."""
-    best: BestAnswer | None = None
-    """The tries that the answer is chosen from."""
 
     def start(self, choices: int, prompt_tokens: int) -> bytes:
         self.silent.update(range(choices))
@@ -186,17 +169,7 @@ class ChatFormatter(ChunkFormatter):
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(answer.choices)]
         timings = answer_timings(usage, done, own=self.with_timings)
-        return self.header.chunk(choices, usage, timings, extension=self._extension)
-
-    def finish(self, usage: Usage, done: Done | None) -> bytes:
-        return self.last_chunk(usage, done, self._extension) + DONE
-
-    @property
-    def _extension(self) -> dict[str, Any] | None:
-        report = None if self.best is None else self.best.report
-        if report is None:
-            return None
-        return {"tries": report.as_json()}
+        return self.header.chunk(choices, usage, timings)
 
     def _delta(
         self, choice: int, delta: DeltaMessage, tokens: list[ChatTokenLogprob] | None = None

@@ -43,7 +43,6 @@ class ChunkHeader:
         usage: Usage | None = None,
         timings: dict[str, Any] | None = None,
         progress: dict[str, float] | None = None,
-        extension: dict[str, Any] | None = None,
     ) -> bytes:
         """Return a chunk or a whole answer, as compact JSON."""
         return msgspec.json.encode(
@@ -57,7 +56,6 @@ class ChunkHeader:
                 usage_info(usage) if usage else None,
                 timings,
                 progress,
-                extension,
             )
         )
 
@@ -121,19 +119,12 @@ class ChunkFormatter:
         return b""
 
     def finish(self, usage: Usage, done: Done | None) -> bytes:
-        return self.last_chunk(usage, done) + DONE
-
-    def last_chunk(
-        self, usage: Usage, done: Done | None, extension: dict[str, Any] | None = None
-    ) -> bytes:
         """Return the last chunk: usage, timings, and the end of a choice if buffered."""
-        if not self.with_usage and not self.last_end and extension is None:
-            return b""
+        if not self.with_usage and not self.last_end:
+            return DONE
         timings = answer_timings(usage, done, own=self.with_timings)
-        chunk = self.header.chunk(
-            self.last_end, usage if self.with_usage else None, timings, extension=extension
-        )
-        return event(chunk)
+        chunk = self.header.chunk(self.last_end, usage if self.with_usage else None, timings)
+        return event(chunk) + DONE
 
     def error(self, error: ApiError) -> bytes:
         return event(openai_error(error))

@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +15,7 @@ from localchat.server.state import service_of
 
 async def models(request: Request) -> Response:
     """List all models, the server's own first."""
-    data = [_entry(card, request) for card in _cards(request)]
+    data = [_entry(card, request) for card in service_of(request).engines.models()]
     listing: dict[str, Any] = {"object": "list", "data": data}
     if is_anthropic(request.scope):
         listing["has_more"] = False
@@ -28,22 +27,10 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     """Describe a model. Its id may contain slashes and colons."""
     name: str = request.path_params["id"]
-    for card in _cards(request):
+    for card in service_of(request).engines.models():
         if card.name == name:
             return json_response(_entry(card, request))
     raise model_not_found(name)
-
-
-def _cards(request: Request) -> list[ModelCard]:
-    """Return the models, then the server's own with each of the documents."""
-    service = service_of(request)
-    cards = service.engines.models()
-    with_documents = [
-        msgspec.structs.replace(own, name=f"{own.name}@{name}")
-        for own in cards[:1]
-        for name in service.documents.names
-    ]
-    return cards + with_documents
 
 
 def _entry(card: ModelCard, request: Request) -> dict[str, Any]:

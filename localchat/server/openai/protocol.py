@@ -163,8 +163,6 @@ class Chunk(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: UsageInfo | None = None
     timings: dict[str, Any] | None = None
     prompt_progress: dict[str, float] | None = None
-    x_localchat: dict[str, Any] | None = None
-    """Our extension. `tries` reports the result and cost of several tries."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -244,26 +242,10 @@ class AllowedTools(msgspec.Struct, frozen=True):
     mode: str | None = None
 
 
-class TriesExtension(msgspec.Struct, frozen=True):
-    """Our extension of a chat: several tries at one answer."""
-
-    vote: int | None = None
-    """Number of tries. The most frequent answer wins."""
-    vote_by: str | None = None
-    """Part of the answer that votes compare: number, text, field:NAME or regex:PATTERN."""
-    critique: bool | None = None
-    """Let the model judge and correct its answer."""
-    judge: bool | None = None
-    """Let the model pick among the answers of `best_of`."""
-
-
 class ChatBody(GenerationFields, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
-    best_of: int | None = None
-    """Number of tries. The answer with the highest mean log probability wins."""
-    x_localchat: TriesExtension | None = None
     max_completion_tokens: int | None = None
     n_predict: int | None = None
     """llama.cpp's name of `max_tokens`. 0 only fills the cache."""

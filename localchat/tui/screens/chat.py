@@ -663,14 +663,6 @@ class ChatScreen(Screen[None]):
             status = f"{written.command} exited with {written.status}"
             self.hint(f"{status}; the message is unchanged")
 
-    def on_editor_opened(self, event: Editor.Opened) -> None:
-        from localchat.tui.screens.viewer import ViewerScreen
-
-        text = (
-            event.attachment.text or f"The file is {event.attachment.path or 'a pasted picture'}."
-        )
-        self.app.push_screen(ViewerScreen(event.attachment.label, text))
-
     def on_transcript_offer_taken(self, event: "Transcript.OfferTaken") -> None:
         self.take_offer(event.action)
 

@@ -417,7 +417,7 @@ def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[Mode
 
 
 def _file_id(path: Path) -> object:
-    """Return what identifies a file, whichever link names it. `localchat import` makes hard links."""
+    """Return what identifies a file, whichever link names it."""
     try:
         status = path.stat()
     except OSError:

@@ -137,7 +137,7 @@ class _DiscardOnceClosed:
 
 
 def add_alt_keys() -> None:
-    """Add Alt+Enter, Alt+O and Alt+1 to Alt+9.
+    """Add Alt+Enter and Alt+1 to Alt+9.
 
     Most terminals send them as Escape and the key. Textual would read Enter (and send the message), or the
     character that a Mac types with Alt.
@@ -146,7 +146,7 @@ def add_alt_keys() -> None:
 
     from textual import _ansi_sequences
 
-    names = {"\r": "enter", "o": "o"} | {digit: digit for digit in "123456789"}
+    names = {"\r": "enter"} | {digit: digit for digit in "123456789"}
     alt = Enum("alt", {f"alt_{name}": f"alt+{name}" for name in names.values()})  # type: ignore[misc]
     table = _ansi_sequences.ANSI_SEQUENCES_KEYS
     for key, name in names.items():

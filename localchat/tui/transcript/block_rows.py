@@ -19,7 +19,6 @@ from localchat.session.blocks import (
     ReasoningBlock,
     SummaryBlock,
     ToolCallBlock,
-    TriesBlock,
     UserBlock,
 )
 from localchat.tui.column import GUTTER, MAX_TEXT_CELLS
@@ -84,8 +83,6 @@ def block_rows(
             return _answer(block, width, rows, unfinished)
         case ReasoningBlock():
             return _reasoning(block, width, is_open)
-        case TriesBlock():
-            return _folded(sanitize_line(block.label), block.text, width, is_open)
         case ToolCallBlock():
             return _tool_call(block, width, is_open)
         case SummaryBlock():
@@ -104,7 +101,7 @@ def clean(text: str) -> str:
 def estimate_height(block: Block, width: int, *, is_open: bool) -> int:
     """Estimate the height of a block in rows, without laying it out."""
     room = text_width(width)
-    folded = isinstance(block, ReasoningBlock | SummaryBlock | TriesBlock) and not is_open
+    folded = isinstance(block, ReasoningBlock | SummaryBlock) and not is_open
     if folded:
         return 2
     if isinstance(block, ToolCallBlock):

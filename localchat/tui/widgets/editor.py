@@ -18,7 +18,6 @@ from localchat.tui.attachments import (
     attachment_of_paste,
     clean,
     is_long,
-    present,
 )
 from localchat.tui.keymap import bindings
 
@@ -38,12 +37,6 @@ class Editor(TextArea):
 
         action: str
         """`send`, `accept`, `editor`, or `up` and `down` at the edges of the text."""
-
-    @dataclass
-    class Opened(Message):
-        """An attachment to show in full."""
-
-        attachment: ComposerAttachment
 
     @dataclass
     class MediaDropped(Message):
@@ -115,14 +108,6 @@ class Editor(TextArea):
                 return
         super().action_delete_left()
 
-    def action_open_attachment(self) -> None:
-        here = present(self.text, self.attachments)
-        row, column = self.cursor_location
-        line = self.document.get_line(row)
-        under = [attachment for attachment in here if _covers(line, attachment.sign, column)]
-        if under or here:
-            self.post_message(self.Opened((under or list(here))[-1]))
-
     # ------------------------------------------------------------------ text
 
     async def on_paste(self, event: events.Paste) -> None:
@@ -182,12 +167,3 @@ class Editor(TextArea):
         if self.cursor_location[0] >= self.document.line_count:
             return Offset()
         return super().scroll_cursor_visible(center, animate)
-
-
-def _covers(line: str, sign: str, column: int) -> bool:
-    start = line.find(sign)
-    while start >= 0:
-        if start <= column <= start + len(sign):
-            return True
-        start = line.find(sign, start + 1)
-    return False

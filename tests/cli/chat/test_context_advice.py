@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from localchat.cli.chat.context_advice import with_advice
+from localchat.cli.chat.memory_advice import with_prompt_steps
 from localchat.engine.interface import EngineInfo
 from localchat.errors import ContextExceeded
 from tests.support.scripted_engine import ScriptedEngine
@@ -22,7 +22,7 @@ def advised(prompt: int, context: int, **changes: object) -> list[str]:
     engine = Told(context_tokens=context)
     engine.changes = {"backend": "llamacpp", "kv_type": "f16", "context_tokens": context, **changes}
     problem = ContextExceeded("too long", prompt_tokens=prompt, context_tokens=context)
-    return with_advice(problem, engine).hint.splitlines()
+    return with_prompt_steps(problem, engine).hint.splitlines()
 
 
 def test_a_model_at_its_full_context_gets_no_advice_to_grow_it() -> None:

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,15 +41,13 @@ SHORT = ("--shape", "300+20", "--requests", "2", "--backend", SCRIPTED)
 def test_a_model_is_measured_by_a_server_of_its_own(
     bench: Bench, script: Path, tmp_path: Path
 ) -> None:
-    chart = tmp_path / "chart.svg"
-    outcome = bench(script, *SHORT, "--clients", "1,2", "--ttft", "1h", "--svg", chart)
+    outcome = bench(script, *SHORT, "--clients", "1,2", "--ttft", "1h")
     assert outcome.code == 0, outcome.err
     rows = [line.split() for line in outcome.out.splitlines() if re.match(r" +[12] ", line)]
     assert [row[0] for row in rows] == ["1", "2", "1", "2"]
     assert "GOOD" in outcome.out and "100%" in outcome.out
     assert "Stored as number 1" in outcome.out
     assert "2 clients: " in outcome.err
-    ElementTree.fromstring(chart.read_text())
     again = bench("--show", "last", "--json")
     record = json.loads(again.out)
     figures = [point["figures"] for point in record["points"]]
@@ -90,14 +87,12 @@ def test_a_running_server_is_measured_by_its_address(bench: Bench) -> None:
 
 
 def test_requests_arrive_at_a_rate(bench: Bench, script: Path, tmp_path: Path) -> None:
-    chart = tmp_path / "chart.svg"
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text('{"prompt": "A secret question?", "max_tokens": 8}\n')
     load = ("--prompts", prompts, "--rate", "20,50", "--requests", "3", "--backend", SCRIPTED)
-    outcome = bench(script, *load, "--svg", chart)
+    outcome = bench(script, *load)
     assert outcome.code == 0, outcome.err
     assert "REQUESTS/S" in outcome.out and "requests/s" in outcome.err
-    ElementTree.fromstring(chart.read_text())
     record = json.loads(bench("--show", "last", "--json").out)
     assert [point["place"]["rate"] for point in record["points"]] == [20, 50]
     assert [point["figures"]["requests"] for point in record["points"]] == [3, 3]
@@ -111,19 +106,6 @@ def test_a_burst_disrupts_running_streams(bench: Bench, script: Path) -> None:
     assert re.search(
         r"2 clients: while 2 prompts of [\d,]+ tokens are read, the median gap ", outcome.out
     )
-
-
-def test_two_results_are_compared(bench: Bench, script: Path) -> None:
-    for _ in range(2):
-        assert bench(script, *SHORT, "--clients", "1").code == 0
-    outcome = bench("--compare", "1", "last")
-    assert outcome.code == 0
-    assert "300+20" in outcome.out and "%" in outcome.out
-    other = bench(script, *SHORT, "--clients", "3")
-    assert other.code == 0
-    refused = bench("--compare", "1", "3")
-    assert refused.code == 2
-    assert "no point in common" in refused.err
 
 
 def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script: Path) -> None:
@@ -159,10 +141,9 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script
         (("guide", "--history"), 2, "there are no conversations yet"),
         (("guide", "--history", "--shape", "chat"), 2, "exclude each other"),
         (("guide", "--vary", "kv-typ=f16,q8_0"), 2, "did you mean kv-type"),
-        (("guide", "--svg", "/nowhere/at/all.svg"), 2, "no folder /nowhere/at"),
         (("guide", "--list"), 2, "exclude each other"),
         (("--show", "7"), 2, "no benchmark '7'"),
-        (("--compare", "1", "2"), 2, "no benchmark '1'"),
+        (("--show", "1"), 2, "no benchmark '1'"),
         (("remote:box",), 2, "there is no remote 'box'"),
     ],
 )

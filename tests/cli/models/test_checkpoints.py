@@ -91,7 +91,6 @@ def test_import_of_a_checkpoint_names_the_folder_where_it_lies(
     again = verb("import", other)
     assert again.code == 2 and "there is a model qwen already" in again.err
     assert "used in place" in verb("import", folder, "other").err
-    assert verb("import", folder, "third", "--copy").code == 2
     assert verb("rm", "qwen", "--yes").code == 0
     assert (folder / "model.safetensors").is_file()
     assert "qwen" not in rows(verb)

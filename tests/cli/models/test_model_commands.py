@@ -310,28 +310,19 @@ def test_rm_of_a_path_outside_the_models_folder_is_refused(verb: Verb, tmp_path:
 # ---------------------------------------------------------------------------- import
 
 
-@pytest.mark.parametrize(
-    ("flags", "how"),
-    [((), "hard link"), (("--symlink",), "symbolic link"), (("--copy",), "copy")],
-)
-def test_import_puts_a_file_under_a_name(
-    flags: tuple[str, ...], how: str, call: Call, verb: Verb, tmp_path: Path
+def test_import_gives_a_file_a_name_and_leaves_it_in_place(
+    call: Call, verb: Verb, models_dir: Path, tmp_path: Path
 ) -> None:
     source = gguf(tmp_path / "else/long-name.gguf")
-    code, out, _ = verb("import", source, "mine", "--json", *flags)
+    code, out, _ = verb("import", source, "mine", "--json")
     told = json.loads(out)
-    assert (code, told["how"]) == (0, how)
-    path = Path(told["path"])
-    assert path.samefile(source) == (how != "copy")
-    assert path.is_symlink() == (how == "symbolic link")
+    assert (code, told["how"], told["path"]) == (0, "alias", str(source))
     app = ScriptedApp(SCENARIOS["hello"])
     assert call(app, "run", "mine", "hi", named=False).code == 0
-    assert app.options[0].model == path
-    assert json.loads(verb("rm", "mine", "-y", "--json").out)["freed_bytes"] == (
-        source.stat().st_size if how == "copy" else 0
-    )
+    assert app.options[0].model == source
+    assert json.loads(verb("rm", "mine", "-y", "--json").out)["freed_bytes"] == 0
     assert source.exists()
-    assert list(path.parent.iterdir()) == []
+    assert not models_dir.exists() or not any(models_dir.iterdir())
 
 
 def test_import_takes_all_parts_of_a_split_model(call: Call, verb: Verb, tmp_path: Path) -> None:
@@ -369,14 +360,12 @@ def test_a_folder_is_looked_into_until_it_is_forgotten(verb: Verb, tmp_path: Pat
 
 def test_the_same_import_again_is_no_error(verb: Verb, models_dir: Path, tmp_path: Path) -> None:
     path = gguf(tmp_path / "mine.gguf")
-    for how in ((), ("--symlink",)):
-        name = f"mine{len(how)}"
-        first = verb("import", path, name, *how)
-        again = verb("import", path, name, *how)
-        assert (first.code, again.code) == (0, 0), again.err
-        assert "imported already" in again.err
+    first = verb("import", path, "mine")
+    again = verb("import", path, "mine")
+    assert (first.code, again.code) == (0, 0), again.err
+    assert "imported already" in again.err
     other = gguf(tmp_path / "other.gguf")
-    assert verb("import", other, "mine0").code == 2
+    assert verb("import", other, "mine").code == 2
 
 
 def test_rm_of_an_alias_of_nothing_does_not_say_that_its_model_stays(

@@ -1,9 +1,6 @@
-"""`doctor --rebuild` and the sentence that offers it, on a rebuilder of our own making."""
+"""`doctor --rebuild`, on a rebuilder of our own making."""
 
 import importlib
-import io
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,15 +15,8 @@ from localchat.backend_api.interface import (
     RebuildProgress,
     Remedy,
 )
-from localchat.cli.context import AppContext
-from localchat.cli.resolve import Setup
-from localchat.cli.settings.rebuild import offer_once
-from localchat.cli.streams import Terminal
-from localchat.config.paths import find_paths
-from localchat.config.settings import Settings
 from localchat.errors import LocalchatError
-from localchat.models.resolve import locate
-from tests.support.cli_program import INFO, SCENARIOS
+from tests.support.cli_program import SCENARIOS
 from tests.support.terminal_screen import Call
 
 OFFER = RebuildOffer("cpu", "uses AVX-512: prompts are read 1.3 times as fast", 3.6)
@@ -171,78 +161,3 @@ def test_undo_takes_the_build_back(call: Call, builder: FakeRebuilder) -> None:
     builder.there = True
     assert "the build is removed" in doctor(call, "--rebuild=undo")[2]
     assert "there is no build" in doctor(call, "--rebuild=undo")[2]
-
-
-# ---------------------------------------------------------------------------- the offer
-
-
-@pytest.fixture
-def setup(model: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
-    """A setup of somebody at a terminal who is not new."""
-    monkeypatch.setattr("localchat.cli.settings.rebuild._QUIET_S", 0.0)
-    for name in ("stdin", "stdout", "stderr"):
-        stream = io.StringIO()
-        stream.isatty = lambda: True  # type: ignore[method-assign]
-        monkeypatch.setattr(sys, name, stream)
-    paths = find_paths(os.environ)
-    located = locate(str(model), paths, "test", os.environ)
-    return Setup(AppContext(), paths, Settings(), {}, located, Terminal(os.environ))
-
-
-def test_a_build_that_helps_is_offered_once_with_gain_and_minutes(
-    setup: Setup, builder: FakeRebuilder
-) -> None:
-    sentence = offer_once(setup, INFO)
-    assert OFFER.gain in sentence and "about 4 minutes" in sentence
-    assert "localchat doctor --rebuild" in sentence
-    assert offer_once(setup, INFO) == ""
-    builder.offered = RebuildOffer("cuda", "computes on the graphics card", 30.0)
-    assert "30 minutes" in offer_once(setup, INFO)
-    assert offer_once(setup, INFO) == ""
-
-
-def test_a_newcomer_gets_no_offer_below_the_first_answers(
-    setup: Setup, builder: FakeRebuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("localchat.cli.settings.rebuild._QUIET_S", 3600.0)
-    assert offer_once(setup, INFO) == offer_once(setup, INFO) == ""
-    monkeypatch.setattr("localchat.cli.settings.rebuild._QUIET_S", 0.0)
-    assert offer_once(setup, INFO) != ""
-    assert offer_once(setup, INFO) == ""
-
-
-def test_nothing_is_offered_where_nothing_helps_or_can_be_built(
-    setup: Setup, builder: FakeRebuilder
-) -> None:
-    builder.offered = None
-    assert offer_once(setup, INFO) == ""
-    builder.offered = RebuildOffer("cpu", "is faster", 4.0, "It needs a C++ compiler.")
-    assert offer_once(setup, INFO) == ""
-    builder.offered = OFFER
-    assert offer_once(setup, INFO) != ""  # no refusal counts as an offer
-
-
-@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
-def test_nothing_is_offered_in_a_pipe(
-    setup: Setup, builder: FakeRebuilder, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(sys, name, io.StringIO())
-    piped = Setup(setup.app, setup.paths, setup.settings, {}, setup.model, Terminal(os.environ))
-    assert offer_once(piped, INFO) == ""
-    assert not (setup.paths.state_dir / "rebuild-offers.json").exists()
-
-
-@pytest.mark.parametrize("settings", [Settings(quiet=True), Settings(offline=True)])
-def test_nothing_is_offered_to_who_wants_no_talk_or_no_network(
-    setup: Setup, builder: FakeRebuilder, settings: Settings
-) -> None:
-    silent = Setup(setup.app, setup.paths, settings, {}, setup.model, setup.terminal)
-    assert offer_once(silent, INFO) == ""
-
-
-def test_where_the_offer_cannot_be_remembered_it_is_not_made(
-    setup: Setup, builder: FakeRebuilder
-) -> None:
-    setup.paths.state_dir.parent.mkdir(parents=True, exist_ok=True)
-    setup.paths.state_dir.write_text("a file")
-    assert offer_once(setup, INFO) == ""

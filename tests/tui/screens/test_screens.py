@@ -333,8 +333,8 @@ def test_what_was_said_is_there_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_an_offer_of_a_download_keeps_its_speed_on_a_screen_of_60_columns(tmp_path: Path) -> None:
-    fast = suggestion("fast", "qwen2.5:0.5b-q4_k_m", 491_400_032, 49.0, 41.0)
-    found = FirstRun("2 cores", (), (fast,), FIRST.rate)
+    fast = suggestion("fast", "qwen2.5:0.5b-q4_k_m", 491_400_032, 41.0)
+    found = FirstRun("2 cores", (), (fast,))
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
@@ -351,7 +351,7 @@ def test_models_of_other_programs_come_first_on_a_first_run_and_are_used_where_t
         Model(name, "adopted", origin, tmp_path / f"{name}.gguf")
         for name, origin in (("ollama/tiny", "Ollama"), ("other", "LM Studio"), ("third", "Ollama"))
     )
-    found = FirstRun("2 cores", external, FIRST.recommendations, FIRST.rate)
+    found = FirstRun("2 cores", external, FIRST.recommendations)
     greeted = [(offer.label, offer.action) for offer in first_greeting(found).models]
     assert greeted[:2] == [
         ("ollama/tiny, here already (Ollama)", "model ollama/tiny"),
@@ -371,7 +371,7 @@ def test_models_of_other_programs_come_first_on_a_first_run_and_are_used_where_t
 def test_a_notice_of_the_load_hides_no_offer_of_a_first_run(tmp_path: Path) -> None:
     """A llama.cpp that crashes in its first load says so before anybody has asked."""
     external = (Model("other", "adopted", "LM Studio", tmp_path / "other.gguf"),)
-    found = FirstRun("2 cores", external, FIRST.recommendations, FIRST.rate)
+    found = FirstRun("2 cores", external, FIRST.recommendations)
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
