@@ -124,6 +124,15 @@ def test_variables_of_the_user_lead_no_program_to_another_server(
     assert environment["ANTHROPIC_AUTH_TOKEN"] == desk.commands[0].key
 
 
+def test_crush_knows_no_provider_but_ours(tmp_path: Path) -> None:
+    start = PROGRAMS["crush"].start(ServedModel(URL, "key", "m", 32_768), tmp_path)
+    environment = start.environment
+    assert environment["CRUSH_DISABLE_DEFAULT_PROVIDERS"] == "1"
+    # What it stores must not be read as its settings.
+    assert environment["CRUSH_GLOBAL_CONFIG"] != environment["CRUSH_GLOBAL_DATA"]
+    assert json.loads(start.files["crush.json"])["models"]["small"]["provider"] == "localchat"
+
+
 def test_claude_gets_fewer_tools_in_a_short_context(desk: Desk, tmp_path: Path) -> None:
     long = PROGRAMS["claude"].start(ServedModel(URL, "key", "m", 65_536), tmp_path)
     short = PROGRAMS["claude"].start(ServedModel(URL, "key", "m", 32_768), tmp_path)
