@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from localchat.engine.events import EngineStats
-from localchat.engine.interface import Engine, EngineInfo
+from localchat.engine.interface import Engine, EngineInfo, GpuPart
 from localchat.engine.options import EngineOptions
 from localchat.errors import LocalchatError
 
@@ -33,6 +33,8 @@ class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """Weights, KV cache and buffers: measured by the engine, or else planned."""
     kv_bytes: int = 0
     """Part of `memory_bytes`. 0 if unknown."""
+    gpu_parts: tuple[GpuPart, ...] = ()
+    """Planned part of each GPU. Empty with fewer than two GPUs."""
     process_bytes: int = 0
     """Resident memory of the engine process, with pages of the model file that the system can drop."""
     clients: tuple[str, ...] = ()
@@ -203,6 +205,7 @@ class PoolEntry:
             context_tokens=info.context_tokens if info else 0,
             memory_bytes=self.memory_bytes,
             kv_bytes=self._kv_bytes,
+            gpu_parts=info.gpu_parts if info else (),
             clients=tuple(self.users.values()),
             idle_s=0.0 if self.users else now_s - self.idle_since_s,
         )
