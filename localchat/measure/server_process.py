@@ -104,7 +104,9 @@ class ServerProcess:
         reason = signal_name(status) or f"exit code {status}"
         if reason == "SIGKILL":
             reason += ", which the system sends when memory runs out"
-        hint = "".join(("its last lines:\n", *lines[-_SHOWN_LINES:])).strip() if lines else ""
+        hint = ""
+        if lines:
+            hint = "".join(("its last lines:\n", *lines[-_SHOWN_LINES:])).strip()
         return EngineDied(f"the server of {self._model} ended: {reason}", hint=hint)
 
 

@@ -202,13 +202,13 @@ class PoolEntry:
             path=str(self.spec.options.model),
             state="ended",
             lora=tuple(adapter.label for adapter in self.spec.options.load.lora),
-            context_tokens=info.context_tokens if info else 0,
             memory_bytes=self.memory_bytes,
             kv_bytes=self._kv_bytes,
-            gpu_parts=info.gpu_parts if info else (),
             clients=tuple(self.users.values()),
             idle_s=0.0 if self.users else now_s - self.idle_since_s,
         )
+        if info is not None:
+            status = replace(status, context_tokens=info.context_tokens, gpu_parts=info.gpu_parts)
         expires_s = self.expires_at_s(keep_s)
         if expires_s is not None:
             status = replace(status, unloads_in_s=max(expires_s - now_s, 0.0))

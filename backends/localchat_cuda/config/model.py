@@ -276,7 +276,7 @@ def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> Mo
 
 
 def rounded_types(config: ModelConfig) -> tuple[RoundedType, ...]:
-    """Return the types that the layers of a floating checkpoint can be rounded to at the load."""
+    """Return the types that the load can round a floating checkpoint to."""
     if config.mixture is not None and config.family.experts.fixed_formats:
         return ()
     if config.mixture is not None or config.family.has_delta_nets:

@@ -235,7 +235,7 @@ def can_round(name: str, n: int, k: int) -> bool:
 
 
 def _rounded_shape(tensor: Tensor) -> tuple[int, int] | None:
-    """Return N and K of a floating layer that the load rounds, with the rows of all experts."""
+    """Return N and K of a layer that the load rounds. N counts the rows of all experts."""
     if ".layers." not in tensor.name:
         return None
     match tensor.shape:

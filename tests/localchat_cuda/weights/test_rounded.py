@@ -161,7 +161,8 @@ def test_the_hint_names_only_types_that_the_model_can_be_rounded_to(
 def test_it_reaches_the_engine_process(tmp_path: Path) -> None:
     said: list[str] = []
     options = EngineOptions(
-        load=LoadOptions(context_tokens=128, max_slots=1, quantize="int8"),
+        # The test must not depend on the free memory of this machine.
+        load=LoadOptions(context_tokens=128, max_slots=1, quantize="int8", anyway=True),
         model=write_speaking(tmp_path),
         backend="localchat_cuda.backend:ReferenceBackend",
     )
