@@ -75,14 +75,12 @@ RECENT_FEATURES: Final = (
     RecentFeature(
         (r"\bDRY\b", r"(?i)\bdry.(?:multiplier|sampl|penalt|base|allowed)"),
         "DRY penalizes tokens that would continue a repeated sequence: `--dry-multiplier 0.8` turns it on, 0 "
-        "is off. `-o dry_allowed_length 2` is the longest repetition without a penalty, and `-o dry_base "
-        "1.75` its growth with each token.",
+        "is off. `/set` in a conversation lists its other numbers.",
     ),
     RecentFeature(
         (r"(?i)\bxtc\b",),
         "XTC sometimes drops the likeliest tokens but the last above a threshold, so that a text is less "
-        "predictable: `--xtc-probability 0.5` turns it on, 0 is off, and `-o xtc_threshold 0.1` sets the "
-        "threshold. Use it for stories, not for facts or code.",
+        "predictable: `--xtc-probability 0.5` turns it on, 0 is off. Use it for stories, not for facts.",
     ),
     RecentFeature(
         (r"(?i)\btop.?n.?sigma\b|\bnsigma\b",),
@@ -92,8 +90,7 @@ RECENT_FEATURES: Final = (
     RecentFeature(
         (r"(?i)\bdynamic temp(?:erature)?\b|\bdynatemp",),
         "Dynamic temperature is lower where the model is sure and higher where it is not: "
-        "`--dynatemp-range 0.3` goes from temperature - 0.3 to temperature + 0.3, 0 is off. `-o "
-        "dynatemp_exponent 1` shapes it.",
+        "`--dynatemp-range 0.3` goes from temperature - 0.3 to temperature + 0.3, 0 is off.",
     ),
     RecentFeature(
         (r"(?i)\b(?:which|what|list|all|order of)\b.*\bsamplers\b",),
