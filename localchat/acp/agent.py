@@ -1,6 +1,7 @@
 """The agent: sessions of a client, each a chat session with tools on the folder of the client's project.
 
-All sessions use one engine. Each has a conversation of the history, whose id is the id of the session.
+Each session has its model, of which one is loaded at a time, and a conversation of the history, whose id is the
+id of the session.
 """
 
 import asyncio
