@@ -143,12 +143,7 @@ class LocalchatAgent:
         system = self._setup.settings.system or ""
         conversation = Conversation(model=self._setup.model.word, system=system)
         opened = self._open(conversation, cwd, mcp_servers or [])
-        self._models = await asyncio.to_thread(self._list_models)
-        return NewSessionResponse(
-            session_id=conversation.id,
-            modes=mode_state(self._modes(opened), opened.mode),
-            config_options=self._config_options(opened),
-        )
+        return NewSessionResponse(session_id=conversation.id, **await self._choices(opened))
 
     async def load_session(
         self,
@@ -168,11 +163,7 @@ class LocalchatAgent:
         opened = self._open(conversation, cwd, mcp_servers or [])
         opened.view.replay(transcript_blocks(conversation))
         await opened.view.flush()
-        self._models = await asyncio.to_thread(self._list_models)
-        return LoadSessionResponse(
-            modes=mode_state(self._modes(opened), opened.mode),
-            config_options=self._config_options(opened),
-        )
+        return LoadSessionResponse(**await self._choices(opened))
 
     async def list_sessions(self, cwd: str | None = None, **_: Any) -> ListSessionsResponse:
         """Return the latest conversations. The history does not know their folders."""
@@ -235,6 +226,14 @@ class LocalchatAgent:
         except LocalchatError as problem:
             raise _invalid(problem) from problem
         opened.mode = mode
+
+    async def _choices(self, opened: OpenSession) -> dict[str, Any]:
+        """Return the fields of a response that list modes and models."""
+        self._models = await asyncio.to_thread(self._list_models)
+        return {
+            "modes": mode_state(self._modes(opened), opened.mode),
+            "config_options": self._config_options(opened),
+        }
 
     def _modes(self, opened: OpenSession) -> Mapping[str, Mode]:
         return modes_of(opened.session.setup.model.word, self._tools)
