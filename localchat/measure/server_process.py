@@ -30,6 +30,8 @@ _EXIT_S: Final = 15.0
 _POLL_S: Final = 0.05
 _LOG_LINES: Final = 200
 _SHOWN_LINES: Final = 10
+_HEALTH_CHECK: Final = " GET /health "
+"""Part of the lines about our own requests while the model loads."""
 _ERRORS: Final[Mapping[int, type[LocalchatError]]] = {
     ExitCode.USAGE: UsageError,
     ExitCode.MODEL_MISSING: ModelMissing,
@@ -100,7 +102,7 @@ class ServerProcess:
         status = self._process.poll()
         if status is None:
             return None
-        lines = self._log.complete()
+        lines = [line for line in self._log.complete() if _HEALTH_CHECK not in line]
         reason = signal_name(status) or f"exit code {status}"
         if reason == "SIGKILL":
             reason += ", which the system sends when memory runs out"

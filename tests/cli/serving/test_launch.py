@@ -293,7 +293,7 @@ def test_interrupts_go_to_the_program_and_its_signal_is_our_exit_code() -> None:
 
 SERVER = """
 import os, sys
-sys.stderr.write("localchat: loading\\nlast words\\n")
+sys.stderr.write("localchat: loading\\n12:00:00 req_1 GET /health 503 took_ms=1\\nlast words\\n")
 sys.stderr.flush()
 sys.stdin.readline()
 {end}
