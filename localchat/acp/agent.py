@@ -1,13 +1,15 @@
 """The agent: sessions of a client, each a chat session with tools on the folder of the client's project.
 
-All sessions use one engine. Each has a conversation of the history, whose id is the id of the session.
+Each session has its model, of which one is loaded at a time, and a conversation of the history, whose id is the
+id of the session.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from acp import (
@@ -17,6 +19,7 @@ from acp import (
     NewSessionResponse,
     PromptResponse,
     RequestError,
+    SetSessionConfigOptionResponse,
     SetSessionModeResponse,
 )
 from acp.interfaces import Client
@@ -24,6 +27,7 @@ from acp.schema import (
     AgentCapabilities,
     AvailableCommand,
     AvailableCommandsUpdate,
+    ConfigOptionUpdate,
     Implementation,
     ListSessionsResponse,
     McpCapabilities,
@@ -31,13 +35,12 @@ from acp.schema import (
     SessionCapabilities,
     SessionInfo,
     SessionListCapabilities,
-    SessionMode,
-    SessionModeState,
     StopReason,
     UsageUpdate,
 )
 
 from localchat import __version__
+from localchat.acp.config_options import ConfigOptions, Mode, config_options, mode_state, modes_of
 from localchat.acp.content import PassedServer, PromptBlock, passed_servers, question_of
 from localchat.acp.view import ClientView
 from localchat.chat.conversation import Conversation
@@ -54,24 +57,17 @@ from localchat.tools.tool import Effect
 
 _COMMANDS: Final = tuple(row for row in COMMANDS if row.name in ("undo", "compact"))
 """Slash commands that clients offer. For the others they have means of their own."""
-_CUSTOM: Final = "custom"
-_MODES: Final = {
-    "edit": ("Edit", "Reads and changes files of the project.", "edit"),
-    "run": ("Run", "Also runs commands and reads web pages.", "edit,run,fetch"),
-    "read": ("Read", "Reads files of the project.", "read"),
-    "chat": ("Chat", "Uses no tools.", "off"),
-}
-"""Modes: name, description and groups of tools. The first one is the default."""
-_GUIDE: Final = "guide"
 _LISTED: Final = 50
 
 
-class OpenSession(NamedTuple):
+@dataclass(slots=True)
+class OpenSession:
     """A session of the client."""
 
     session: ChatSession
     view: ClientView
     cwd: str
+    mode: str = ""
 
     async def close(self) -> None:
         """Save the conversation, and stop its tools."""
@@ -92,8 +88,12 @@ class LocalchatAgent:
         open_history: Callable[[], History],
         *,
         allowed: frozenset[Effect] = frozenset(),
+        list_models: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`open_history` is called for each session. `allowed`: effects that need no consent."""
+        """`open_history` is called for each session. `allowed`: effects that need no consent.
+
+        `list_models` returns the names of the models to choose from. It may read files.
+        """
         self._context = context
         self._setup = setup
         self._engines = engines
@@ -101,12 +101,11 @@ class LocalchatAgent:
         self._allowed = allowed
         self._sessions: dict[str, OpenSession] = {}
         self._client: Client | None = None
-        self._modes = _MODES
-        if setup.settings.tools not in ("", "off"):
-            custom = ("Custom", f"Tools: {setup.settings.tools}", setup.settings.tools)
-            self._modes = {_CUSTOM: custom, **_MODES}
-        elif setup.model.word == _GUIDE:
-            self._modes = {"chat": _MODES["chat"]}
+        self._tools = setup.settings.tools
+        self._list_models = list_models
+        self._models: Sequence[str] = ()
+        self._loaded = setup.options
+        """Model and options that the engine was opened with."""
 
     def on_connect(self, conn: Client) -> None:
         """Use this client for updates and questions."""
@@ -143,8 +142,8 @@ class LocalchatAgent:
         """Begin a conversation in a folder."""
         system = self._setup.settings.system or ""
         conversation = Conversation(model=self._setup.model.word, system=system)
-        self._open(conversation, cwd, mcp_servers or [])
-        return NewSessionResponse(session_id=conversation.id, modes=self._mode_state())
+        opened = self._open(conversation, cwd, mcp_servers or [])
+        return NewSessionResponse(session_id=conversation.id, **await self._choices(opened))
 
     async def load_session(
         self,
@@ -164,7 +163,7 @@ class LocalchatAgent:
         opened = self._open(conversation, cwd, mcp_servers or [])
         opened.view.replay(transcript_blocks(conversation))
         await opened.view.flush()
-        return LoadSessionResponse(modes=self._mode_state())
+        return LoadSessionResponse(**await self._choices(opened))
 
     async def list_sessions(self, cwd: str | None = None, **_: Any) -> ListSessionsResponse:
         """Return the latest conversations. The history does not know their folders."""
@@ -200,7 +199,7 @@ class LocalchatAgent:
         session.tools.allowed = self._allowed
         opened = OpenSession(session, view, cwd)
         self._sessions[conversation.id] = opened
-        self._set_mode(opened, self._mode_state().current_mode_id)
+        self._set_mode(opened, next(iter(self._modes(opened))))
         commands = [
             AvailableCommand(name=command.name, description=command.about) for command in _COMMANDS
         ]
@@ -212,10 +211,13 @@ class LocalchatAgent:
         return opened
 
     def _set_mode(self, opened: OpenSession, mode: str) -> None:
-        """Turn on the tools of a mode, and the servers that the client passed."""
+        """Turn on the tools of a mode, and the servers that the client passed. Raises RequestError."""
+        modes = self._modes(opened)
+        if mode not in modes:
+            raise _invalid(UsageError(f"there is no mode {mode}"))
         own = self._context.mcp_servers
         passed = (name for name in opened.session.context.mcp_servers if name not in own)
-        tools = self._modes[mode][2]
+        tools = modes[mode].tools
         if tools != "off":
             tools = ",".join((tools, *passed))
         changes = {"tools": tools, "root": opened.cwd}
@@ -223,14 +225,22 @@ class LocalchatAgent:
             opened.session.prepare_change(None, changes).apply()
         except LocalchatError as problem:
             raise _invalid(problem) from problem
+        opened.mode = mode
 
-    def _mode_state(self) -> SessionModeState:
-        """Return the modes, of which a session begins with the first."""
-        modes = [
-            SessionMode(id=id_, name=name, description=about)
-            for id_, (name, about, _) in self._modes.items()
-        ]
-        return SessionModeState(current_mode_id=next(iter(self._modes)), available_modes=modes)
+    async def _choices(self, opened: OpenSession) -> dict[str, Any]:
+        """Return the fields of a response that list modes and models."""
+        self._models = await asyncio.to_thread(self._list_models)
+        return {
+            "modes": mode_state(self._modes(opened), opened.mode),
+            "config_options": self._config_options(opened),
+        }
+
+    def _modes(self, opened: OpenSession) -> Mapping[str, Mode]:
+        return modes_of(opened.session.setup.model.word, self._tools)
+
+    def _config_options(self, opened: OpenSession) -> ConfigOptions:
+        model = opened.session.setup.model.word
+        return config_options(self._modes(opened), opened.mode, self._models, model)
 
     async def set_session_mode(
         self,
@@ -240,10 +250,65 @@ class LocalchatAgent:
     ) -> SetSessionModeResponse:
         """Choose the tools of the next answers."""
         opened = self._opened(session_id)
-        if mode_id not in self._modes:
-            raise _invalid(UsageError(f"there is no mode {mode_id}"))
         self._set_mode(opened, mode_id)
+        opened.view.send(
+            ConfigOptionUpdate(
+                session_update="config_option_update", config_options=self._config_options(opened)
+            )
+        )
         return SetSessionModeResponse()
+
+    async def set_config_option(
+        self,
+        config_id: str,
+        session_id: str,
+        value: str | bool,
+        **_: Any,
+    ) -> SetSessionConfigOptionResponse:
+        """Choose the mode or the model of a session."""
+        opened = self._opened(session_id)
+        match config_id:
+            case "mode":
+                self._set_mode(opened, str(value))
+            case "model":
+                await self._choose_model(opened, str(value))
+            case _:
+                raise _invalid(UsageError(f"there is no option {config_id}"))
+        return SetSessionConfigOptionResponse(config_options=self._config_options(opened))
+
+    async def _choose_model(self, opened: OpenSession, name: str) -> None:
+        """Load another model for a session. Raises RequestError."""
+        session = opened.session
+        try:
+            change = await asyncio.to_thread(session.prepare_change, name, {})
+        except LocalchatError as problem:
+            raise _invalid(problem) from problem
+        if change.reload:
+            self._check_idle()
+        change.apply()
+        self._setup = session.setup
+        self._loaded = session.setup.options
+        modes = self._modes(opened)
+        if opened.mode not in modes:
+            self._set_mode(opened, next(iter(modes)))
+
+    def _check_idle(self) -> None:
+        """Raise RequestError if a session uses the engine."""
+        for opened in self._sessions.values():
+            if opened.session.busy:
+                name = opened.session.setup.model.name
+                hint = "wait for the answer, or stop it"
+                raise _failed(
+                    UsageError(f"{name} is answering, so it cannot be replaced", hint=hint)
+                )
+
+    def _load_model(self, opened: OpenSession) -> None:
+        """Open the engine again if another session chose another model. Raises RequestError."""
+        setup = opened.session.setup
+        if setup.options != self._loaded:
+            self._check_idle()
+            self._engines.open(setup.open_engine)
+            self._loaded = setup.options
 
     async def prompt(
         self,
@@ -253,6 +318,7 @@ class LocalchatAgent:
     ) -> PromptResponse:
         """Answer a prompt, with the tool calls of the answer. Failures are errors of the request."""
         opened = self._opened(session_id)
+        self._load_model(opened)
         try:
             question = await asyncio.to_thread(question_of, prompt)
             if question.text.strip() in [f"/{command.name}" for command in _COMMANDS]:

@@ -10,7 +10,7 @@ from localchat import __version__
 from localchat.backend_api.interface import Capabilities, MemoryReport, ModelInfo
 from localchat.backend_api.registry import BackendChoice
 from localchat.core.embedding import ONLY_EMBEDS, ONLY_RANKS, RANK
-from localchat.engine.interface import EngineInfo, MemoryParts, TokenizerInfo
+from localchat.engine.interface import EngineInfo, GpuPart, MemoryParts, TokenizerInfo
 from localchat.engine.local import protocol
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -141,11 +141,19 @@ def engine_info(
         kv_tokens=can.kv_tokens if can else plan.kv_tokens,
         experts_on_cpu=plan.experts_on_cpu,
         gpus=plan.gpus,
+        gpu_parts=gpu_parts(plan),
         max_rows=can.max_rows if can else 0,
         media=info.media,
         lora=spec.load.lora,
         **state._asdict(),
     )
+
+
+def gpu_parts(plan: MemoryPlan) -> tuple[GpuPart, ...]:
+    """Return the part of each GPU. Empty with fewer than two GPUs."""
+    if plan.gpus > 1:
+        return (GpuPart(plan.gpu_layers, plan.gpu_bytes),) * plan.gpus
+    return tuple(GpuPart(*share) for share in plan.gpu_shares)
 
 
 def fingerprint(

@@ -9,6 +9,7 @@ from localchat.engine.events import EngineStats
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
 from localchat.fit.load_options import LoraAdapter
+from localchat.units import counted, size
 
 
 class MemoryParts(msgspec.Struct, frozen=True):
@@ -29,6 +30,24 @@ class TokenizerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     adds_bos: bool = False
     """Whether plain text starts with the BOS token."""
     chat_template: str = ""
+
+
+class GpuPart(msgspec.Struct, frozen=True):
+    """Planned part of a model on one of several GPUs."""
+
+    layers: int
+    """The output layer counts as one."""
+    size_bytes: int
+    total_bytes: int = 0
+    """Memory of the whole GPU, 0 if unknown."""
+
+    @property
+    def text(self) -> str:
+        """Layers and memory: `15 layers, 5.1 GB of 24.0 GB`."""
+        memory = size(self.size_bytes)
+        if self.total_bytes:
+            memory = f"{memory} of {size(self.total_bytes)}"
+        return f"{counted(self.layers, 'layer')}, {memory}"
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -78,6 +97,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """GPU layers whose experts are in RAM."""
     gpus: int = 1
     """GPUs that compute every layer together."""
+    gpu_parts: tuple[GpuPart, ...] = ()
+    """Part of each GPU, in order. Empty with fewer than two GPUs."""
     max_rows: int = 0
     """Maximum number of sequences in a step, 0 if unknown."""
     sampling: dict[str, float] = {}

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Final
@@ -14,7 +14,7 @@ from typing import IO, Final
 import httpx2
 
 from localchat.config.settings import variable
-from localchat.engine.local.process import child_environment
+from localchat.engine.local.process import child_environment, signal_name
 from localchat.errors import (
     DoesNotFit,
     EngineDied,
@@ -29,6 +29,9 @@ from localchat.http_transport import query_client
 _EXIT_S: Final = 15.0
 _POLL_S: Final = 0.05
 _LOG_LINES: Final = 200
+_SHOWN_LINES: Final = 10
+_HEALTH_CHECK: Final = " GET /health "
+"""Part of the lines about our own requests while the model loads."""
 _ERRORS: Final[Mapping[int, type[LocalchatError]]] = {
     ExitCode.USAGE: UsageError,
     ExitCode.MODEL_MISSING: ModelMissing,
@@ -67,9 +70,69 @@ class ServerCommand:
         return arguments
 
 
+class ServerProcess:
+    """A server in a child process, whose model is loaded."""
+
+    def __init__(
+        self, url: str, model: str, process: "subprocess.Popen[str]", log: "ServerLog"
+    ) -> None:
+        self.url = url
+        self._model = model
+        self._process = process
+        self._log = log
+
+    @contextmanager
+    def watched(self, on_exit: Callable[[], None]) -> Iterator[None]:
+        """Call `on_exit` from a thread if the server exits during the block."""
+        is_over = threading.Event()
+
+        def watch() -> None:
+            self._process.wait()
+            if not is_over.is_set():
+                on_exit()
+
+        threading.Thread(target=watch, name="watch-server", daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
+
+    def failure(self) -> LocalchatError | None:
+        """Return the error of a server that has exited, with the end of its log. None if it runs."""
+        status = self._process.poll()
+        if status is None:
+            return None
+        lines = [line for line in self._log.complete() if _HEALTH_CHECK not in line]
+        reason = signal_name(status) or f"exit code {status}"
+        if reason == "SIGKILL":
+            reason += ", which the system sends when memory runs out"
+        hint = ""
+        if lines:
+            hint = "".join(("its last lines:\n", *lines[-_SHOWN_LINES:])).strip()
+        return EngineDied(f"the server of {self._model} ended: {reason}", hint=hint)
+
+
+class ServerLog:
+    """The last lines that a server printed on stderr, read by a thread."""
+
+    def __init__(self, lines: IO[str]) -> None:
+        self._lines: deque[str] = deque(maxlen=_LOG_LINES)
+        self._reader = threading.Thread(target=self._collect, args=(lines,), daemon=True)
+        self._reader.start()
+
+    def _collect(self, lines: IO[str]) -> None:
+        with suppress(ValueError, OSError):  # the pipe is closed at the end
+            self._lines.extend(lines)
+
+    def complete(self) -> list[str]:
+        """Return the lines of a server that has exited."""
+        self._reader.join(_EXIT_S)
+        return list(self._lines)
+
+
 @contextmanager
-def server_process(command: ServerCommand, environ: Mapping[str, str]) -> Iterator[str]:
-    """Serve a model during the block, and yield the URL once it is loaded.
+def server_process(command: ServerCommand, environ: Mapping[str, str]) -> Iterator[ServerProcess]:
+    """Serve a model during the block, and yield the server once the model is loaded.
 
     The server exits with this process, even if that is killed. Raises the error of a failed load.
     """
@@ -89,17 +152,14 @@ def server_process(command: ServerCommand, environ: Mapping[str, str]) -> Iterat
         # Ctrl+C must reach this process alone, which then ends its server.
         process_group=0,
     )
-    log: deque[str] = deque(maxlen=_LOG_LINES)
     assert process.stdout is not None and process.stderr is not None
-    reader = threading.Thread(target=_collect, args=(process.stderr, log), daemon=True)
-    reader.start()
+    log = ServerLog(process.stderr)
     try:
         url = process.stdout.readline().strip().removesuffix("/v1")
         _wait_until_loaded(url, process)
         if process.poll() is not None:
-            reader.join(_EXIT_S)
-            raise _exit_error(process.returncode, list(log), command.model)
-        yield url
+            raise _exit_error(process.returncode, log.complete(), command.model)
+        yield ServerProcess(url, command.model, process, log)
     finally:
         _terminate(process)
 
@@ -128,11 +188,6 @@ def _terminate(process: "subprocess.Popen[str]") -> None:
         if pipe is not None:
             with suppress(OSError):
                 pipe.close()
-
-
-def _collect(lines: IO[str], log: deque[str]) -> None:
-    with suppress(ValueError, OSError):  # the pipe is closed at the end
-        log.extend(lines)
 
 
 def _exit_error(code: int, log: list[str], model: str) -> LocalchatError:

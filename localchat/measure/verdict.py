@@ -21,6 +21,7 @@ _PERPLEXITY_LIMITS: Final = (1.01, 1.04, 1.15)
 _TOKEN_BYTES: Final = 4
 """Length of a token, which most tokenizers come close to."""
 _CHANCE: Final = 0.05
+_NAMED_TASKS: Final = 3
 _FEW_TASKS: Final = 6
 """Number of tasks below which even the loss of all of them may be chance."""
 _WEAKER: Final = GRADES.index("weaker")
@@ -178,15 +179,8 @@ class _Limit(NamedTuple):
     """Compares the first variant with another; None if a test is missing."""
     about: str
     is_minimum: bool = False
-
-
-def _count_lost(select: Callable[[VariantQuality], Sequence[TaskOutcome]]) -> _Measure:
-    def count(base: VariantQuality, other: VariantQuality) -> float | None:
-        if not select(base) or not select(other):
-            return None
-        return len(lost_tasks(select(base), select(other)))
-
-    return count
+    tasks: Callable[[VariantQuality], Sequence[TaskOutcome]] | None = None
+    """Tasks whose losses are counted; None for other figures."""
 
 
 def _perplexity_ratio(base: VariantQuality, other: VariantQuality) -> float | None:
@@ -195,6 +189,15 @@ def _perplexity_ratio(base: VariantQuality, other: VariantQuality) -> float | No
     # Bits per byte are comparable between models with different tokenizers.
     difference = other.perplexity.bits_per_byte - base.perplexity.bits_per_byte
     return float(2 ** (_TOKEN_BYTES * difference))
+
+
+def _losses(about: str, tasks: Callable[[VariantQuality], Sequence[TaskOutcome]]) -> _Limit:
+    def count(base: VariantQuality, other: VariantQuality) -> float | None:
+        if not tasks(base) or not tasks(other):
+            return None
+        return len(lost_tasks(tasks(base), tasks(other)))
+
+    return _Limit(count, about, tasks=tasks)
 
 
 _LIMITS: Final[dict[str, _Limit]] = {
@@ -208,10 +211,10 @@ _LIMITS: Final[dict[str, _Limit]] = {
         is_minimum=True,
     ),
     "perplexity": _Limit(_perplexity_ratio, "largest ratio to the first model's perplexity"),
-    "needles": _Limit(_count_lost(lambda measured: measured.needles), "most needles lost"),
-    "json": _Limit(_count_lost(lambda measured: measured.json), "most JSON tasks lost"),
-    "tools": _Limit(_count_lost(lambda measured: measured.tools), "most tool calls lost"),
-    "questions": _Limit(_count_lost(lambda measured: measured.questions), "most questions lost"),
+    "needles": _losses("most needles lost", lambda measured: measured.needles),
+    "json": _losses("most JSON tasks lost", lambda measured: measured.json),
+    "tools": _losses("most tool calls lost", lambda measured: measured.tools),
+    "questions": _losses("most questions lost", lambda measured: measured.questions),
 }
 _GRADE: Final = "grade"
 
@@ -269,6 +272,10 @@ def _failure(base: VariantQuality, other: VariantQuality, gate: Gate) -> str:
     value = limit.measure(base, other)
     if value is None:
         return f"{gate.name} was not measured"
+    if limit.tasks is not None and not any(task.passed for task in limit.tasks(base)):
+        return (
+            f"{gate.name} cannot be judged, because {base.variant.name} passes none of them either"
+        )
     if limit.is_minimum:
         passed = value >= gate.value
         bound = "at least"
@@ -277,4 +284,15 @@ def _failure(base: VariantQuality, other: VariantQuality, gate: Gate) -> str:
         bound = "at most"
     if passed:
         return ""
-    return f"{gate.name} {value:.3g}, allowed {bound} {gate.value:g}"
+    names = ""
+    if limit.tasks is not None:
+        names = f": {_names(lost_tasks(limit.tasks(base), limit.tasks(other)))}"
+    return f"{gate.name} {value:.3g}, allowed {bound} {gate.value:g}{names}"
+
+
+def _names(tasks: Sequence[TaskOutcome]) -> str:
+    """Return the names of the first tasks of a list."""
+    named = [task.name for task in tasks[:_NAMED_TASKS]]
+    if len(tasks) > _NAMED_TASKS:
+        named.append(f"and {len(tasks) - _NAMED_TASKS} more")
+    return ", ".join(named)

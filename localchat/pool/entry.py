@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from localchat.engine.events import EngineStats
-from localchat.engine.interface import Engine, EngineInfo
+from localchat.engine.interface import Engine, EngineInfo, GpuPart
 from localchat.engine.options import EngineOptions
 from localchat.errors import LocalchatError
 
@@ -33,6 +33,8 @@ class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """Weights, KV cache and buffers: measured by the engine, or else planned."""
     kv_bytes: int = 0
     """Part of `memory_bytes`. 0 if unknown."""
+    gpu_parts: tuple[GpuPart, ...] = ()
+    """Planned part of each GPU. Empty with fewer than two GPUs."""
     process_bytes: int = 0
     """Resident memory of the engine process, with pages of the model file that the system can drop."""
     clients: tuple[str, ...] = ()
@@ -200,12 +202,13 @@ class PoolEntry:
             path=str(self.spec.options.model),
             state="ended",
             lora=tuple(adapter.label for adapter in self.spec.options.load.lora),
-            context_tokens=info.context_tokens if info else 0,
             memory_bytes=self.memory_bytes,
             kv_bytes=self._kv_bytes,
             clients=tuple(self.users.values()),
             idle_s=0.0 if self.users else now_s - self.idle_since_s,
         )
+        if info is not None:
+            status = replace(status, context_tokens=info.context_tokens, gpu_parts=info.gpu_parts)
         expires_s = self.expires_at_s(keep_s)
         if expires_s is not None:
             status = replace(status, unloads_in_s=max(expires_s - now_s, 0.0))

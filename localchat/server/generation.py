@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -104,6 +104,10 @@ OutputEvent: TypeAlias = (
 """Event for a formatter. A tool call starts with an event that has an id, a name and no arguments."""
 
 
+EventSource: TypeAlias = "Callable[[AnswerWriter | None], AsyncGenerator[list[OutputEvent], None]]"
+"""Yields the events of an answer. See Generation.events."""
+
+
 class EarlyStop(Protocol):
     """Ends the text of a choice before the model does."""
 
@@ -165,7 +169,7 @@ class GenerationSpec:
     keep_alive_s: float | None = None
     """Seconds that the model stays loaded afterwards without users. None means the server's default."""
     tools: ServerTools | None = None
-    """Tools that the server itself runs. The generation is a ToolGeneration then."""
+    """Tools that the server itself runs (`tool_rounds.py`)."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers that report deviations from the request."""
 
@@ -261,6 +265,17 @@ class Generation:
     def cached_tokens(self) -> int:
         """Prompt tokens from the prefix cache, as far as known."""
         return sum(counts.cached for counts in self._counts)
+
+    @property
+    def request(self) -> GenerateRequest:
+        """The accepted request of a generation with one prompt, known after `start`."""
+        (requests,) = self.spec.prompts
+        return requests[self.fallbacks_used[0]]
+
+    def following(self, requests: Sequence[GenerateRequest]) -> "Generation":
+        """Return the generation of another prompt with the same options and without tools."""
+        spec = replace(self.spec, prompts=[requests], tools=None)
+        return Generation(self._engine, spec, self._tracked, self._lora)
 
     async def start(self) -> None:
         """Submit every prompt and wait until the engine accepts it. Raises LocalchatError if it does not."""

@@ -23,11 +23,11 @@ from localchat.server.cancellation import disconnected
 from localchat.server.chat.content_blocks import CollectedAnswer
 from localchat.server.errors import ApiError, internal_error, timed_out, to_api_error
 from localchat.server.formatters import AnswerFormatter
-from localchat.server.generation import Generation, GenerationSpec, OutputEvent
+from localchat.server.generation import EventSource, Generation, GenerationSpec, OutputEvent
 from localchat.server.leases import AsyncLease
 from localchat.server.sse import SSE, EventStream, Framing
 from localchat.server.state import Service, service_of, user_agent
-from localchat.server.tool_rounds import ToolGeneration
+from localchat.server.tool_rounds import ToolRounds
 from localchat.server.tracker import TrackedRequest
 from localchat.server.uvicorn_http import WRITE
 
@@ -106,10 +106,10 @@ class GenerationResponse:
             spec = await self.endpoint.spec(lease)
             tracked.guided = spec.guided
             lora = service.lora_scales.get(lease.name)
-            kind = Generation
+            generation = Generation(lease.engine, spec, tracked, lora)
+            events: EventSource = generation.events
             if spec.tools is not None:
-                kind = ToolGeneration
-            generation = kind(lease.engine, spec, tracked, lora)
+                events = ToolRounds(generation, spec.tools, tracked).events
             try:
                 await generation.start()
             except LocalchatError as error:
@@ -126,20 +126,21 @@ class GenerationResponse:
                 lease.keep_alive(spec.keep_alive_s)
             formatter = self.endpoint.formatter(lease, generation)
             if self.endpoint.streams:
-                await self._stream(service, generation, formatter, tracked, send)
+                await self._stream(service, generation, events, formatter, tracked, send)
             else:
-                await self._respond(generation, formatter, tracked, send)
+                await self._respond(generation, events, formatter, tracked, send)
 
     async def _respond(
         self,
         generation: Generation,
+        events: EventSource,
         formatter: AnswerFormatter,
         tracked: TrackedRequest,
         send: Send,
     ) -> None:
         """Send the whole answer as one response."""
         answer = CollectedAnswer(generation.choices)
-        async with aclosing(generation.events()) as batches:
+        async with aclosing(events(None)) as batches:
             async for batch in batches:
                 for event in batch:
                     answer.add(event)
@@ -154,6 +155,7 @@ class GenerationResponse:
         self,
         service: Service,
         generation: Generation,
+        events: EventSource,
         formatter: AnswerFormatter,
         tracked: TrackedRequest,
         send: Send,
@@ -173,10 +175,10 @@ class GenerationResponse:
             await stream.write(formatter.start(generation.choices, generation.prompt_tokens))
             try:
                 writer = _StreamWriter(formatter, stream)
-                async with aclosing(generation.events(writer)) as batches:
+                async with aclosing(events(writer)) as batches:
                     async for batch in batches:
-                        if events := b"".join(map(formatter.event, batch)):
-                            await stream.write(events)
+                        if data := b"".join(map(formatter.event, batch)):
+                            await stream.write(data)
                 assert tracked.usage is not None
                 end = formatter.finish(tracked.usage, tracked.done)
             except (ApiError, LocalchatError) as error:

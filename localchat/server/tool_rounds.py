@@ -8,21 +8,19 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from localchat.engine.events import ToolCall, Usage
-from localchat.engine.interface import Engine
 from localchat.engine.request import CalledTool, GenerateRequest, Message, Messages
 from localchat.server.chat.content_blocks import ContentBlocks
 from localchat.server.generation import (
     AnswerWriter,
     ChoiceEnd,
     Generation,
-    GenerationSpec,
     OutputEvent,
+    ServerTools,
     ToolOutcome,
 )
 from localchat.server.tracker import TrackedRequest
@@ -36,36 +34,17 @@ _CUT_OFF = "the answer ended before this call was complete"
 _TOO_MANY = "the limit 'max_tool_calls' of the request was reached"
 
 
-class ToolGeneration(Generation):
-    """A Generation that continues after the calls that the server runs. It has one choice."""
+class ToolRounds:
+    """The events of an answer and of those after its calls. The generation has one choice."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        spec: GenerationSpec,
-        tracked: TrackedRequest,
-        lora: tuple[tuple[int, float], ...] | None = None,
-    ) -> None:
-        super().__init__(engine, spec, tracked, lora)
-        assert spec.tools is not None
-        self._tools = spec.tools
-        self._round = Generation(engine, spec, tracked, lora)
+    def __init__(self, generation: Generation, tools: ServerTools, tracked: TrackedRequest) -> None:
+        """generation: the first round, which has started."""
+        self._round = generation
+        self._tools = tools
+        self._tracked = tracked
         self._spent = Usage(0, 0, 0, 0)
         """Usage of the earlier rounds."""
-        self._calls_left = spec.tools.max_calls
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._round.prompt_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._round.cached_tokens
-
-    async def start(self) -> None:
-        await self._round.start()
-        self.relaxed = self._round.relaxed
-        self.fallbacks_used = self._round.fallbacks_used
+        self._calls_left = tools.max_calls
 
     async def events(
         self, writer: AnswerWriter | None = None
@@ -88,14 +67,14 @@ class ToolGeneration(Generation):
                                 yield output
                 finally:
                     self._add_usage()
-                outcomes, request = await self._next(blocks)
+                outcomes, prompt = await self._next(blocks)
                 if outcomes:
                     yield outcomes
-                if request is None:
+                if prompt is None:
                     assert blocks.end is not None
                     yield [blocks.end]
                     return
-                await self._submit_round(request)
+                await self._start_round(prompt)
         finally:
             self._tracked.usage = self._spent
 
@@ -116,7 +95,7 @@ class ToolGeneration(Generation):
         assert blocks.end is not None
         called = [CalledTool(call.name, call.text, call.id) for call in blocks.calls]
         answer = Message("assistant", blocks.text, blocks.reasoning, tuple(called))
-        is_spent = self._max_tokens(self._request) == 0
+        is_spent = self._max_tokens(self._round.request) == 0
         if not is_spent and turn.must_answer(answer):
             return [], self._prompt(())
         mine = [call for call in called if self._tools.needs_approval.get(call.name) is False]
@@ -163,14 +142,8 @@ class ToolGeneration(Generation):
             )
         return results
 
-    @property
-    def _request(self) -> GenerateRequest:
-        """The request of the last round, as the engine has accepted it."""
-        (requests,) = self._round.spec.prompts
-        return requests[self._round.fallbacks_used[0]]
-
     def _prompt(self, added: Sequence[Message]) -> Messages:
-        prompt = self._request.prompt
+        prompt = self._round.request.prompt
         assert isinstance(prompt, Messages)
         following = msgspec.structs.replace(
             prompt,
@@ -191,15 +164,14 @@ class ToolGeneration(Generation):
         assert usage is not None
         return max(0, request.max_tokens - usage.completion_tokens)
 
-    async def _submit_round(self, prompt: Messages) -> None:
+    async def _start_round(self, prompt: Messages) -> None:
         """Start the next round. Raises LocalchatError if the engine refuses it."""
-        last = msgspec.structs.replace(self._request, max_tokens=self._max_tokens(self._request))
-        requests = [
-            msgspec.structs.replace(last, prompt=variant)
-            for variant in await self._tools.variants(prompt)
-        ]
-        spec = replace(self.spec, prompts=[requests], tools=None)
-        self._round = Generation(self._engine, spec, self._tracked, self._lora)
+        last = self._round.request
+        last = msgspec.structs.replace(last, max_tokens=self._max_tokens(last))
+        variants = await self._tools.variants(prompt)
+        self._round = self._round.following(
+            [msgspec.structs.replace(last, prompt=variant) for variant in variants]
+        )
         await self._round.start()
 
 

@@ -215,7 +215,9 @@ class EngineStatus(msgspec.Struct):
             return info.backend
         devices = "CPU"
         if info.gpu_layers:
-            devices = f"GPU {info.gpu_layers}/{info.layers}"
+            count = len(info.gpu_parts)
+            name = f"{count} GPUs" if count > 1 else "GPU"
+            devices = f"{name} {info.gpu_layers}/{info.layers}"
         if info.experts_on_cpu:
             devices += f", experts of {info.experts_on_cpu} on CPU"
         if info.safe_mode:

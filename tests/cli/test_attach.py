@@ -15,6 +15,7 @@ from localchat.cli.serving.serve import running_server_notices
 from localchat.config.paths import Paths, find_paths
 from localchat.config.settings import Settings
 from localchat.engine.attached.engine import ServerClient
+from localchat.engine.interface import GpuPart
 from localchat.engine.options import EngineOptions
 from localchat.models.resolve import ResolvedModel
 from localchat.pool.entry import ModelStatus
@@ -245,3 +246,15 @@ def test_a_second_server_says_what_the_first_holds(
 
 def test_without_another_server_nothing_is_said(paths: Paths) -> None:
     assert list(running_server_notices(paths, "any")) == []
+
+
+def test_ps_shows_the_part_of_each_gpu(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = (GpuPart(15, 5_100_000_000, 24_000_000_000), GpuPart(14, 4_800_000_000))
+    status = ModelStatus("big", "/big.gguf", "ready", gpu_parts=parts)
+    server = ServerClient("http://127.0.0.1:1", "token")
+    monkeypatch.setattr("localchat.cli.attach.running_servers", lambda paths: [(server, (status,))])
+    lines = call(HERE, "ps").out.splitlines()
+    assert "  big, GPU 0: 15 layers, 5.1 GB of 24.0 GB" in lines
+    assert "  big, GPU 1: 14 layers, 4.8 GB" in lines
+    (record,) = json.loads(call(HERE, "ps", "--json").out)
+    assert record["gpu_parts"][0]["layers"] == 15

@@ -7,13 +7,15 @@ from random import Random
 import checkpoint
 import pytest
 from conversations import Writer
-from facts import build
+from facts import build, commands_in
+from product import refusal
 from topic_classifier import known_answers
 
 from localchat.cli.context import AppContext
 from localchat.engine.events import Text
 from localchat.engine.guide.corrections import CORRECTIONS, corrected
 from localchat.engine.guide.engine import GuideEngine
+from localchat.engine.guide.recent_features import RECENT_FEATURES, recent_answer
 from localchat.engine.guide.rules import UNKNOWN
 from localchat.engine.guide.sums import holds
 from localchat.engine.guide.topics import Topics, topics_file
@@ -48,6 +50,52 @@ def test_what_changed_since_the_training_is_corrected(
     engine: GuideEngine, question: str, command: str
 ) -> None:
     assert command in answer(engine, question)
+
+
+@pytest.mark.parametrize(
+    ("question", "part"),
+    [
+        ("How do I let the model edit files?", "--tools read,edit"),
+        ("let a model run commands", "`run`, `fetch`"),
+        ("how do i use tools", "--tools read,edit"),
+        ("How do I undo what a tool wrote?", "`/undo` takes back"),
+        ("How do I add an MCP server?", "localchat config mcp add"),
+        ("use codex on my model", "localchat launch codex"),
+        ("Can Claude Code talk to localchat?", "/v1/messages"),
+        ("What is localchat acp?", "Agent Client Protocol"),
+        ("can it transcribe audio", "localchat -f talk.mp3"),
+        ("How do I send a picture?", "localchat -f photo.jpg"),
+        ("Does it work with a screen reader?", "--screen-reader"),
+        ("What is DRY?", "--dry-multiplier"),
+        ("how do i turn on xtc", "--xtc-probability"),
+        ("What is top-n-sigma?", "--top-n-sigma"),
+        ("what is dynamic temperature", "--dynatemp-range"),
+        ("Which samplers are there?", "--min-p"),
+        ("How do I set the temperature?", "--temperature"),
+        ("How do I use a LoRA adapter?", "--lora PATH"),
+        ("How do I quantize a model?", "localchat quantize MODEL"),
+        ("How do I use several GPUs?", "--gpus auto"),
+        ("How do I fail a script when quality drops?", "--gate"),
+        ("Which quantization should I take?", "localchat fit MODEL"),
+    ],
+)
+def test_features_after_the_training_are_answered(
+    engine: GuideEngine, question: str, part: str
+) -> None:
+    assert part in answer(engine, question)
+
+
+@pytest.mark.parametrize(
+    "question", ["can it read files", "write code for me", "is the weather dry", "what is quality"]
+)
+def test_other_questions_are_left_to_the_guide(question: str) -> None:
+    assert recent_answer(question) == ""
+
+
+def test_commands_of_recent_features_exist() -> None:
+    commands = [each for feature in RECENT_FEATURES for each in commands_in(feature.answer)]
+    assert len(commands) > 10
+    assert not {command: why for command in commands if (why := refusal(command))}
 
 
 def test_it_fits_into_the_wheel() -> None:

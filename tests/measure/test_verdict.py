@@ -67,6 +67,18 @@ def test_a_gate_fails_beyond_its_limit(word: str, missed: bool) -> None:
     assert bool(list(failures((BASE, OTHER), parse_gates([word])))) is missed
 
 
+def test_a_missed_gate_names_the_lost_tasks() -> None:
+    q4 = measured("q4_0", needles=tasks(1, 6))
+    (missed,) = failures((measured("f16", needles=tasks(6, 6)), q4), parse_gates(["needles=0"]))
+    assert missed == "q4_0: needles 5, allowed at most 0: 1, 2, 3, and 2 more"
+
+
+def test_a_gate_fails_if_the_first_model_passes_no_task() -> None:
+    first = measured("f16", needles=tasks(0, 6))
+    (missed,) = failures((first, measured("q4_0", needles=tasks(0, 6))), parse_gates(["needles=0"]))
+    assert missed == "q4_0: needles cannot be judged, because f16 passes none of them either"
+
+
 @pytest.mark.parametrize("word", ["kl", "kl=x", "kl=-1", "kl=inf", "speed=3", "grade=fine", "="])
 def test_an_unknown_gate_is_a_usage_error(word: str) -> None:
     with pytest.raises(UsageError, match="--gate"):

@@ -4,15 +4,26 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import localchat
+from localchat.config.parameters import SAMPLERS
 from localchat.engine.events import Done, Event, Reasoning, Text
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
-from localchat.engine.request import GenerateRequest, Infill, Message, Messages, Sampling
+from localchat.engine.request import (
+    CalledTool,
+    GenerateRequest,
+    Grammar,
+    Infill,
+    Message,
+    Messages,
+    Sampling,
+    TextPrompt,
+)
 from localchat.errors import ContextExceeded
 from localchat.fit.load_options import LoadOptions
 from localchat.server.token_counts import estimated_tokens
@@ -135,3 +146,91 @@ def test_a_guess_counts_all_that_is_sent() -> None:
     tool = {"type": "function", "function": {"name": "look", "description": "y" * 360}}
     assert estimated_tokens(Messages((Message("user", "x" * 360),), tools=(tool,))) > plain + 100
     assert estimated_tokens(None) == 0
+
+
+OFF: dict[str, Any] = {key: sampler.off for key, sampler in SAMPLERS.items()}
+REQUESTS = {
+    "continued": GenerateRequest(
+        Messages((Message("user", "x"), Message("assistant", "It is")), continue_last=True)
+    ),
+    "not continued": GenerateRequest(
+        Messages((Message("user", "x"), Message("assistant", "It is.")))
+    ),
+    "reasoning": GenerateRequest(
+        Messages(
+            (Message("user", "x"), Message("assistant", "y", reasoning="hm"), Message("user", "z")),
+            thinking="off",
+            think_budget=9,
+            template_options={"reasoning_effort": "low", "thinking_budget": 9},
+        )
+    ),
+    "sampling": GenerateRequest(
+        Messages((Message("user", "x"),)),
+        Sampling(
+            **OFF,
+            logit_bias={5: -1e9, 6: -2.0},
+            text_bias={"a b": 3.0},
+            dry_sequence_breakers=("none",),
+            seed=7,
+        ),
+        n=2,
+        min_tokens=2,
+        max_tokens=9,
+        stop=("END",),
+        stop_tokens=(3,),
+        keep_stop=True,
+        bad_words=("no",),
+        logprobs=3,
+        ignore_eos=True,
+        lora=((0, 0.5),),
+    ),
+    "tools": GenerateRequest(
+        Messages(
+            (
+                Message("user", "x"),
+                Message("assistant", tool_calls=(CalledTool("look", '{"a":1}', "c1"),)),
+                Message("tool", "42", tool_call_id="c1", name="look"),
+            ),
+            tools=(
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "look",
+                        "parameters": {"type": "object", "properties": {}},
+                    },
+                },
+            ),
+            tool_choice="look",
+            parallel_tool_calls=False,
+        )
+    ),
+    "schema": GenerateRequest(
+        Messages((Message("user", "x"),)), grammar=Grammar("json_schema", '{"type":"object"}')
+    ),
+    "text": GenerateRequest(TextPrompt("x", special=True), max_tokens=5),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_reaches_the_engine_of_the_next_server_unchanged(stage: Stage, name: str) -> None:
+    request = REQUESTS[name]
+    engine = RemoteEngine(RemoteOptions(stage.base), notify=silent)
+    list(engine.generate(request))
+    engine.close()
+    arrived = stage.last
+    for field in ("prompt", "sampling", "n", "min_tokens", "stop", "stop_tokens", "keep_stop"):
+        assert getattr(arrived, field) == getattr(request, field), field
+    for field in ("bad_words", "logprobs", "ignore_eos", "lora"):
+        assert getattr(arrived, field) == getattr(request, field), field
+
+
+def test_a_continued_answer_is_rendered_through_the_chain(
+    pair: tuple[LocalEngine, RemoteEngine],
+) -> None:
+    local, chained = pair
+    begun = (Message("user", "What is a KV cache?"), Message("assistant", "It is"))
+    messages = Messages(begun, continue_last=True)
+    assert chained.render(messages) == local.render(messages)
+    assert chained.render(messages).endswith("It is")
+    whole = Messages(begun)
+    assert chained.render(whole) == local.render(whole)

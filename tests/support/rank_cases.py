@@ -73,6 +73,7 @@ FORMATS = {
     "experts awq": RankCase("qwen3-moe", _MIXTURE, tiny_models.save_awq),
     "experts gptq": RankCase("qwen3-moe", _MIXTURE, _SAVES["gptq groups of 32"]),
     "experts rounded": RankCase("qwen3-moe", _MIXTURE, rounded="int4"),
+    "stacked experts rounded": RankCase("granite-moe", _MIXTURE, rounded="int4"),
     "shared experts": RankCase(
         "qwen2-moe", {**_MIXTURE, "shared_expert_intermediate_size": 512}, tiny_models.save_awq
     ),

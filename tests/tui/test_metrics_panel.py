@@ -7,7 +7,7 @@ import pytest
 from textual.pilot import Pilot
 
 from localchat.engine.events import Prefill, Queued, Text
-from localchat.engine.interface import MemoryParts
+from localchat.engine.interface import GpuPart, MemoryParts
 from localchat.metrics import METRICS
 from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.session.engine_status import EngineStatus
@@ -73,6 +73,15 @@ def test_the_parts_of_the_memory_add_up_to_its_heading() -> None:
         INFO, actual=None, actual_bytes=0, predicted=parts, predicted_bytes=131_000_000
     )
     assert "147 MB of" in panel_lines(EngineStatus(info=info))[0]
+
+
+def test_each_gpu_has_its_line() -> None:
+    parts = (GpuPart(15, 5_100_000_000, 24_000_000_000), GpuPart(14, 4_800_000_000))
+    status = EngineStatus(info=msgspec.structs.replace(INFO, gpu_layers=28, gpu_parts=parts))
+    lines = [" ".join(line.split()) for line in panel_lines(status)]
+    assert "GPU 0 15 layers, 5.1 GB of 24.0 GB" in lines
+    assert "GPU 1 14 layers, 4.8 GB" in lines
+    assert "2 GPUs 28/29" in status.placement
 
 
 def test_an_answer_has_its_metrics_below_it(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Shape of a model as the engine runs it. Imports no torch."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from localchat.errors import UsageError
 from localchat.fit.load_options import RoundedType
@@ -263,15 +263,35 @@ def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> Mo
             f"{name} is already quantized ({config.quantization.label}) and cannot be rounded to {to}.",
             hint="Leave out --quantize, or use the bf16 version of the model.",
         )
-    fixed_formats = config.family.experts.fixed_formats if config.mixture else ""
-    has_nets = config.family.has_delta_nets
-    restricted = has_nets or config.mixture is not None
-    if restricted and (to != "int4" or fixed_formats):
-        kind = "a hybrid" if has_nets else "a mixture of experts"
-        formats = HYBRID_FORMS if has_nets else EXPERT_FORMS
-        advice = "Leave out --quantize" if fixed_formats else "Use --quantize int4"
+    possible = rounded_types(config)
+    if to not in possible:
+        advice = "Leave out --quantize"
+        if possible:
+            advice = "Use --quantize " + " or ".join(possible)
         raise UsageError(
-            f"{name} is {kind} and cannot be rounded to {to}: {fixed_formats or formats}.",
+            f"{name} cannot be rounded to {to}: {_rounding_limit(config)}.",
             hint=f"{advice}, or use a GGUF file, which llama.cpp runs on this GPU too.",
         )
     return replace(config, quantization=rounding(to))
+
+
+def rounded_types(config: ModelConfig) -> tuple[RoundedType, ...]:
+    """Return the types that the load can round a floating checkpoint to."""
+    if config.mixture is not None and config.family.experts.fixed_formats:
+        return ()
+    if config.mixture is not None or config.family.has_delta_nets:
+        return ("int4",)
+    if config.family.names.orders:
+        return ("fp8", "int4")
+    return get_args(RoundedType)
+
+
+def _rounding_limit(config: ModelConfig) -> str:
+    """Return why layers cannot be rounded to every type."""
+    if config.family.has_delta_nets:
+        return f"it is a hybrid, and {HYBRID_FORMS}"
+    if config.mixture is not None:
+        return (
+            f"it is a mixture of experts, and {config.family.experts.fixed_formats or EXPERT_FORMS}"
+        )
+    return "rows of its queries and keys are sorted at the load, which 8-bit blocks do not allow"

@@ -161,9 +161,9 @@ class Quantization:
         Codes stay as stored. Scales and zeros of packed layers are counted with the codes. FP8 layers take four
         bytes for every scale."""
         if self.on_load:
-            is_linear = ".layers." in tensor.name and tensor.name.endswith(".weight")
-            if is_linear and len(tensor.shape) == 2 and can_round(tensor.name, *tensor.shape):
-                return self.linear_bytes(*tensor.shape)
+            shape = _rounded_shape(tensor)
+            if shape is not None:
+                return self.linear_bytes(*shape)
             return floating_bytes(tensor, float_bytes)
         if self.of_experts and tensor.name.endswith(_MXFP4_TENSORS):
             return self._mxfp4_bytes(tensor, float_bytes)
@@ -232,6 +232,18 @@ def can_round(name: str, n: int, k: int) -> bool:
     Experts are not padded to a multiple of 128 columns."""
     columns = PACKED_GROUPS[0] if "expert" in name else PACKED_GROUPS[-1]
     return n % _ROUNDED_ROWS == 0 and k % columns == 0
+
+
+def _rounded_shape(tensor: Tensor) -> tuple[int, int] | None:
+    """Return N and K of a layer that the load rounds. N counts the rows of all experts."""
+    if ".layers." not in tensor.name:
+        return None
+    match tensor.shape:
+        case (n, k) if tensor.name.endswith(".weight") and can_round(tensor.name, n, k):
+            return n, k
+        case (experts, n, k) if can_round("experts", n, k):
+            return experts * n, k
+    return None
 
 
 def rounding(to: RoundedType) -> Quantization:

@@ -25,6 +25,7 @@ from localchat_cuda.kernels.ggml import GgmlWeight
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.weights import interleaved_experts
 from localchat_cuda.weights.formats import Unquantized, weight_format
+from localchat_cuda.weights.formats.rounded import Rounded
 from localchat_cuda.weights.formats.weight import (
     Weight,
     block_of,
@@ -219,7 +220,13 @@ class Loader:
             self.check_biases(prefixes, parts)
         if field in self.names.orders:
             order = self.names.orders[field](self.config).to(self.target.device)
-            weight = reorder_rows(weight, order)
+            try:
+                weight = reorder_rows(weight, order)
+            except ValueError as error:
+                raise ModelInvalid(
+                    f"The rows of {prefixes[0]} cannot be sorted: {error}.",
+                    hint="Use another quantization of the model, or a GGUF file with llama.cpp.",
+                ) from error
             if bias is not None:
                 bias = bias[order]
         return weight, bias
@@ -379,7 +386,7 @@ class Loader:
         stacked = self.stacked_experts(begin, mixture, of_gate_up=True)
         for number in range(mixture.experts):
             if stacked is not None:
-                yield stacked[number]
+                yield self.stacked_expert(begin, stacked[number])
             else:
                 prefixes = [begin + name.format(number) for name in names.gate_up]
                 yield self.checked(prefixes, (n,) * parts, k)
@@ -407,7 +414,7 @@ class Loader:
         stacked = self.stacked_experts(begin, mixture, of_gate_up=False)
         for number in range(mixture.experts):
             if stacked is not None:
-                weight: Weight = stacked[number]
+                weight = self.stacked_expert(begin, stacked[number])
             else:
                 weight = self.checked([begin + names.down.format(number)], (n,), k)
             if scales is not None:
@@ -474,7 +481,7 @@ class Loader:
         assert names is not None
         if names.stacked is None or not self.target.source.has(begin + names.stacked[0]):
             return None
-        if self.config.quantization is not None:
+        if self.config.quantization is not None and not self.config.quantization.on_load:
             raise ModelInvalid(
                 f"{begin}{names.stacked[0]} contains all experts. Experts of a quantized model can only be "
                 "loaded one by one.",
@@ -484,6 +491,12 @@ class Loader:
         if of_gate_up:
             return self.tensor(begin + gate_up, mixture.experts, 2 * inner, hidden)
         return self.tensor(begin + down, mixture.experts, hidden, inner)
+
+    def stacked_expert(self, begin: str, weight: torch.Tensor) -> Weight:
+        """Return the weight of one expert, rounded if the load rounds layers."""
+        if isinstance(self.format, Rounded):
+            return self.format.rounded(f"{begin}experts", weight)
+        return weight
 
     def router(self, prefix: str, rows: int) -> torch.Tensor:
         """Load a floating weight [rows, hidden], such as a router's."""

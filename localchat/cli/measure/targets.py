@@ -99,8 +99,8 @@ class BenchTargets(_Targets):
         }
         settings = {**flags, **variant.settings}
         command = ServerCommand(variant.model, settings, variant.parallel, self._loop_guard)
-        with server_process(command, self._app.environ) as url:
-            yield BenchEndpoint(url, own=True), self._roofs[variant.name]
+        with server_process(command, self._app.environ) as server:
+            yield BenchEndpoint(server.url, own=True), self._roofs[variant.name]
 
     def _roof(self, variant: "BenchVariant") -> "MemoryRoof | None":
         """Return the memory roof of a variant; None if the planner cannot compute it.

@@ -151,11 +151,18 @@ def _crush(served: ServedModel, folder: Path) -> Start:
     config = {
         "providers": {_PROVIDER: provider},
         "models": {"large": chosen, "small": chosen},
-        "options": {"disable_provider_auto_update": True, "disable_metrics": True},
     }
-    # It stores the chosen model in its data folder, which would override ours the next time.
     return Start(
-        environment={"CRUSH_GLOBAL_CONFIG": str(folder), "CRUSH_GLOBAL_DATA": str(folder)},
+        environment={
+            "CRUSH_GLOBAL_CONFIG": str(folder),
+            # It stores the chosen model here, which would override ours the next time.
+            "CRUSH_GLOBAL_DATA": str(folder / "data"),
+            # Variables count more than files of the project. Keys of other providers in the environment, and
+            # the model that the project used last, must not lead to another server.
+            "CRUSH_DISABLE_DEFAULT_PROVIDERS": "1",
+            "CRUSH_DISABLE_PROVIDER_AUTO_UPDATE": "1",
+            "CRUSH_DISABLE_METRICS": "1",
+        },
         files={"crush.json": json.dumps(config)},
     )
 

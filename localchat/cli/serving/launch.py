@@ -17,12 +17,13 @@ from localchat.cli.options import complete_model, load_flags
 from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.serving.agent_programs import KEY_VARIABLE, PROGRAMS, Program, ServedModel
 from localchat.cli.signals import left_to_program, terminate_gracefully
-from localchat.errors import DoesNotFit, LocalchatError, UsageError
+from localchat.errors import DoesNotFit, EngineDied, LocalchatError, UsageError
 from localchat.models.resolve import GUIDE
 from localchat.units import tokens
 
 if TYPE_CHECKING:
     from localchat.cli.resolve import Setup
+    from localchat.measure.server_process import ServerProcess
 
 _SLOTS: Final = 4
 """Requests computed at once: an agent, its subagents, and the titles that it asks for."""
@@ -84,9 +85,10 @@ def command(
     with (
         terminate_gracefully(),
         tempfile.TemporaryDirectory(prefix="localchat-") as folder,
-        _served(ctx, setup, program) as served,
+        _served(ctx, setup, program) as (served, server),
     ):
-        return _run(program, [executable, *arguments], served, Path(folder), app.environ)
+        process = _start(program, [executable, *arguments], served, Path(folder), app.environ)
+        return _wait(process, program, server)
 
 
 def _executable(program: Program, environ: Mapping[str, str]) -> str | None:
@@ -134,7 +136,9 @@ def _setup(ctx: click.Context) -> "Setup":
 
 
 @contextmanager
-def _served(ctx: click.Context, setup: "Setup", program: Program) -> Iterator[ServedModel]:
+def _served(
+    ctx: click.Context, setup: "Setup", program: Program
+) -> "Iterator[tuple[ServedModel, ServerProcess | None]]":
     """Find a running server that has the model, or start one for the block. Raises LocalchatError."""
     running = None
     if setup.settings.attach:
@@ -143,7 +147,7 @@ def _served(ctx: click.Context, setup: "Setup", program: Program) -> Iterator[Se
         setup.terminal.notify(
             f"{program.title} uses {running.model} of the server at {running.url}"
         )
-        yield running
+        yield running, None
         return
     from localchat.cli.options import given_flags
     from localchat.config.parameters import PARAMETERS
@@ -163,9 +167,9 @@ def _served(ctx: click.Context, setup: "Setup", program: Program) -> Iterator[Se
         str(setup.model.path), settings, _SLOTS, loop_guard=True, cache_disk=True, key=key
     )
     setup.terminal.progress(f"loading {setup.model.name}")
-    with server_process(command, setup.app.environ) as url:
+    with server_process(command, setup.app.environ) as server:
         setup.terminal.progress("")
-        yield ServedModel(url, key, setup.model.name, context_tokens)
+        yield ServedModel(server.url, key, setup.model.name, context_tokens), server
 
 
 def _running(setup: "Setup", program: Program) -> ServedModel | None:
@@ -258,14 +262,14 @@ def _context(setup: "Setup", program: Program) -> int:
     return context_tokens
 
 
-def _run(
+def _start(
     program: Program,
     command_line: Sequence[str],
     served: ServedModel,
     folder: Path,
     environ: Mapping[str, str],
-) -> int:
-    """Run the program in the foreground, and return its exit code.
+) -> "subprocess.Popen[bytes]":
+    """Start the program in the foreground.
 
     `command_line`: path of the program, and the arguments of the user. `folder` gets the program's files.
     """
@@ -276,17 +280,44 @@ def _run(
     environment |= start.environment
     environment[KEY_VARIABLE] = served.key
     executable, *arguments = command_line
-    process = subprocess.Popen([executable, *start.arguments, *arguments], env=environment)
+    return subprocess.Popen([executable, *start.arguments, *arguments], env=environment)
+
+
+def _wait(
+    process: "subprocess.Popen[bytes]", program: Program, server: "ServerProcess | None"
+) -> int:
+    """Wait for the program, and return its exit code. End it if its server exits.
+
+    `server`: the server that runs for this program. Raises EngineDied if it has exited.
+    """
     try:
         with left_to_program():
-            code = process.wait()
+            if server is None:
+                return _exit_code(process.wait())
+            # The program may own the whole terminal, so it ends before anything is printed.
+            with server.watched(lambda: _end(process)):
+                code = process.wait()
     except KeyboardInterrupt:  # this process is asked to end
-        process.terminate()
-        try:
-            process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        _end(process)
         raise
-    if code < 0:
-        return _SIGNAL_EXIT - code
-    return code
+    failure = server.failure()
+    if failure is not None:
+        raise EngineDied(
+            f"{failure.message}; {program.title} was ended, because it cannot go on without it",
+            hint=failure.hint,
+        )
+    return _exit_code(code)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(_EXIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _exit_code(status: int) -> int:
+    if status < 0:
+        return _SIGNAL_EXIT - status
+    return status

@@ -25,9 +25,9 @@ _MINUTE_S = 60
 def command(app: AppContext, as_json: bool) -> None:
     """List the models that the running server has loaded.
 
-    The list shows their memory (weights, KV cache and buffers, as `fit` plans them), their clients, and when
-    idle models will be unloaded. It omits models that a prompt or a conversation loads for itself, which are
-    unloaded when it ends.
+    The list shows their memory (weights, KV cache and buffers, as `fit` plans them), the part of each GPU if
+    there are several, their clients, and when idle models will be unloaded. It omits models that a prompt or
+    a conversation loads for itself, which are unloaded when it ends.
     """
     import msgspec
 
@@ -55,6 +55,9 @@ def _lines(servers: "list[tuple[str, tuple[ModelStatus, ...]]]") -> Iterator[str
             continue
         yield url
         yield from table(_HEAD, (_cells(model) for model in models), right=(1, 2, 3))
+        for model in models:
+            for number, part in enumerate(model.gpu_parts):
+                yield f"  {sanitize_line(model.name)}, GPU {number}: {part.text}"
 
 
 def _cells(model: "ModelStatus") -> tuple[str, ...]:

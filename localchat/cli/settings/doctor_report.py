@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -77,10 +77,10 @@ def diagnose(app: AppContext) -> Diagnosis:
 
     Memory is counted as for every load, within the limits of a container, whatever a library reports.
     """
-    from localchat.fit.hardware import read_machine
+    from localchat.backend_api.registry import usable_machine
 
     paths = find_paths(app.environ)
-    machine = read_machine()
+    machine = usable_machine()
     backends = find_backends()
     diagnoses = tuple(_diagnose_backend(backend, paths) for backend in backends.values())
     offload = {diagnosis.name: diagnosis.offload for diagnosis in diagnoses}
@@ -201,10 +201,7 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
         ("platform", diagnosis.platform),
         ("CPU", f"{diagnosis.cpu}, {cores}"),
         ("memory", free),
-        *(
-            ("GPU", f"{gpu.name}, {_free(gpu.free_bytes, gpu.total_bytes)}")
-            for gpu in diagnosis.gpus
-        ),
+        *_gpu_rows(diagnosis.gpus),
         ("settings", diagnosis.settings_file),
         ("models", diagnosis.models_dir),
         ("state", diagnosis.state_dir),
@@ -218,6 +215,13 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
     for backend in diagnosis.backends:
         yield ""
         yield from _backend_sentences(backend)
+
+
+def _gpu_rows(gpus: Sequence[GpuMemory]) -> Iterator[tuple[str, str]]:
+    """Yield a row for each GPU, with its number if there are several."""
+    for number, gpu in enumerate(gpus):
+        label = f"GPU {number}" if len(gpus) > 1 else "GPU"
+        yield label, f"{gpu.name}, {_free(gpu.free_bytes, gpu.total_bytes)}"
 
 
 def _backend_sentences(backend: BackendDiagnosis) -> Iterator[str]:

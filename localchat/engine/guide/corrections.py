@@ -115,6 +115,19 @@ CORRECTIONS: Final = {
         "A large paste becomes an attachment in the input, which is sent whole. `Ctrl+G` opens "
         "the message with its text in your editor."
     ),
+    "The CUDA backend (AWQ, FP8, bf16) uses one GPU. For tensor parallelism run vLLM and use it with "
+    "`localchat --remote URL`.": (
+        "With the CUDA backend, `--gpus 2` or `--gpus auto` computes a safetensors model (bf16, AWQ, FP8) on "
+        "several GPUs together."
+    ),
+    "It works with text; another program can turn speech into text and pipe it in: `cat speech.txt | "
+    'localchat "Sum this up"`.': (
+        'Some models hear recordings: `localchat -f talk.mp3 "Sum this up"`.'
+    ),
+    "`localchat quality A B` measures what a smaller one loses here.": (
+        "`localchat fit MODEL` compares them for this machine, and `localchat quality A B` measures what a "
+        "smaller one loses."
+    ),
 }
 """Replacements of phrases in every answer."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from localchat.engine.guide.recent_features import recent_answer
 from localchat.engine.guide.sums import SUM, holds
 from localchat.engine.guide.topics import Topics, answer_key
 
@@ -137,6 +138,16 @@ def judge(partial: PartialAnswer) -> Verdict:
     raise AssertionError("the last rule always decides")
 
 
+def recent_feature(partial: PartialAnswer) -> Verdict | None:
+    """Answer a question about a feature that the guide was not trained on."""
+    if partial.question.is_text:
+        return None
+    answer = recent_answer(partial.question.text)
+    if answer:
+        return Replace(answer)
+    return None
+
+
 def refusal(partial: PartialAnswer) -> Verdict | None:
     """Replace a refusal if a topic is sure, or if there was no text to refuse."""
     if not partial.text.startswith(REFUSALS):
@@ -254,6 +265,7 @@ def unlikely_topic(partial: PartialAnswer) -> Verdict:
 
 
 RULES: Final[tuple[Callable[[PartialAnswer], Verdict | None], ...]] = (
+    recent_feature,
     refusal,
     text_task,
     quoted_text,

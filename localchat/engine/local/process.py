@@ -159,7 +159,7 @@ class ChildProcess:
     def death(self) -> EngineDied:
         """Return the error that explains the death of the child, with its last log lines."""
         status = self._process.wait()
-        name = _signal_name(status)
+        name = signal_name(status)
         cause = f"was killed by {name}" if name else f"exited with status {status}"
         if status == FAULT_STATUS:
             cause = "ended because the GPU reported an error"
@@ -230,7 +230,8 @@ def _sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def _signal_name(status: int) -> str:
+def signal_name(status: int) -> str:
+    """Return the name of the signal that ended a process, or an empty string. status: as Popen has it."""
     if status >= 0:
         return ""
     try:

@@ -17,6 +17,7 @@ import httpx2
 from localchat.engine.events import Accepted, EngineStats, Event, MetricsSnapshot
 from localchat.engine.interface import EngineInfo, Vectors
 from localchat.engine.remote.client import RemoteCall, RemoteClient, read_body
+from localchat.engine.remote.dialect import Dialect
 from localchat.engine.remote.request_body import infill_body, request_body, request_path
 from localchat.engine.remote.response_stream import ResponseStream
 from localchat.engine.remote.server_timings import count
@@ -34,8 +35,6 @@ from localchat.http_transport import may_retry, retry_after_s
 _SILENCE_S: Final = 300.0
 _MAX_ATTEMPTS: Final = 4
 _MAX_WAIT_S: Final = 30.0
-_NEW_MAX_TOKENS: Final = "max_completion_tokens"
-"""OpenAI's name of `max_tokens` for newer models, which reject the older name."""
 _NO_ROUTE_STATUSES: Final = frozenset({404, 405})
 _NO_LIST_STATUSES: Final = frozenset({400, 403, 404, 405, 501})
 _METRICS_INTERVAL_S: Final = 0.1
@@ -74,7 +73,7 @@ class RemoteEngine:
         self._finished = 0
         self._reported = ""
         self._has_infill = True
-        self._max_tokens_field = "max_tokens"
+        self._dialect = Dialect(self._client.base, notify)
         self._answered = False
         self._closed = threading.Event()
 
@@ -151,7 +150,9 @@ class RemoteEngine:
         return text
 
     def render(self, messages: Messages) -> str:
-        body = request_body(GenerateRequest(messages), self._model())
+        body = request_body(
+            GenerateRequest(messages), self._model(), to_localchat=self._is_localchat
+        )
         text = self._client.request_json("apply-template", body, root=True).get("prompt")
         if not isinstance(text, str):
             raise self._client.unexpected_reply("apply-template", "no prompt")
@@ -253,10 +254,7 @@ class RemoteEngine:
                         self._has_infill = False
                         continue
                     failure = self._client.status_error(response)
-                    if self._max_tokens_field != _NEW_MAX_TOKENS and _wants_new_field(
-                        failure.message
-                    ):
-                        self._max_tokens_field = _NEW_MAX_TOKENS
+                    if self._dialect.learn(failure, body):
                         continue
                     if not shortened and answer.shorten_answer(failure):
                         shortened = True
@@ -278,18 +276,17 @@ class RemoteEngine:
             self._notify(f"{failure.message}; trying again in {wait_s:.0f} s")
             call.cancelled.wait(wait_s)
 
-    def _request_parts(self, request: GenerateRequest) -> tuple[str, Mapping[str, Any], bool]:
+    def _request_parts(self, request: GenerateRequest) -> tuple[str, dict[str, Any], bool]:
         """Return the path, the body, and whether the path is relative to the root."""
         model = self._model()
         if isinstance(request.prompt, Infill) and self._has_infill and request.grammar is None:
             return "infill", infill_body(request, model), True
-        is_localchat = (self._model_entry or {}).get("owned_by") == "localchat"
-        body = request_body(request, model, stream=True, to_localchat=is_localchat)
-        if is_localchat:
+        body = request_body(request, model, stream=True, to_localchat=self._is_localchat)
+        if self._is_localchat:
             body["timings"] = True
-        if "messages" in body and "max_tokens" in body:
-            body[self._max_tokens_field] = body.pop("max_tokens")
-        return request_path(request), body, False
+        if self._owner == "llamacpp" and "repetition_penalty" in body:
+            body["repeat_penalty"] = body.pop("repetition_penalty")
+        return request_path(request), self._dialect.translate(body), False
 
     def _read_answer(
         self, response: httpx2.Response, answer: ResponseStream, stream: Stream, call: RemoteCall
@@ -342,6 +339,14 @@ class RemoteEngine:
                 self._now = answer.snapshot(len(self._calls))
             stream.put(self._now)
 
+    @property
+    def _owner(self) -> str:
+        return str((self._model_entry or {}).get("owned_by", ""))
+
+    @property
+    def _is_localchat(self) -> bool:
+        return self._owner == "localchat"
+
     def _model(self) -> str:
         return self._options.model or str(self._server_entry().get("id", ""))
 
@@ -386,7 +391,3 @@ def _media(entry: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(capabilities, list) and "multimodal" in capabilities:
         return ("image",)
     return ()
-
-
-def _wants_new_field(message: str) -> bool:
-    return _NEW_MAX_TOKENS in message and "instead" in message.lower()

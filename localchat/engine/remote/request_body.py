@@ -22,6 +22,7 @@ _LOCALCHAT_GRAMMARS: Final = {"lark": "grammar", "regex": "regex"}
 """Grammars that another localchat takes too, by their fields."""
 _PICTURE_TYPES: Final = ("image/png", "image/jpeg", "image/webp", "image/gif")
 _RECORDING_SUFFIXES: Final = (".wav", ".mp3")
+_MAX_BIAS: Final = 100.0
 
 
 def request_path(request: GenerateRequest) -> str:
@@ -41,7 +42,9 @@ def request_body(
     """
     if request.prompt_logprobs is not None:
         raise UsageError("a remote server cannot return log probabilities of the prompt")
-    body: dict[str, Any] = {"model": model, **_prompt(request), **_sampling(request.sampling)}
+    body: dict[str, Any] = {"model": model}
+    body |= _prompt(request, to_localchat)
+    body |= _sampling(request.sampling, to_localchat)
     if request.n != 1:
         body["n"] = request.n
     if request.max_tokens is not None:
@@ -98,14 +101,14 @@ def infill_body(request: GenerateRequest, model: str) -> dict[str, Any]:
         "stop": list(request.stop),
         "cache_prompt": True,
         "stream": True,
-        **_sampling(request.sampling),
+        **_sampling(request.sampling, to_localchat=True),
     }
 
 
-def _prompt(request: GenerateRequest) -> dict[str, Any]:
+def _prompt(request: GenerateRequest, to_localchat: bool) -> dict[str, Any]:
     match request.prompt:
         case Messages() as messages:
-            return _chat(messages)
+            return _chat(messages, to_localchat)
         case TextPrompt(text):
             return {"prompt": text}
         case TokenIds(tokens):
@@ -120,11 +123,13 @@ def _prompt(request: GenerateRequest) -> dict[str, Any]:
             return {"prompt": prefix, "suffix": suffix}
 
 
-def _chat(messages: Messages) -> dict[str, Any]:
+def _chat(messages: Messages, to_localchat: bool) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
     if messages.continue_last:
-        extra: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
-    else:
-        extra = {}
+        # vLLM and llama-server reject the first field without the second.
+        extra = {"continue_final_message": True, "add_generation_prompt": False}
+    elif to_localchat and messages.messages and messages.messages[-1].role == "assistant":
+        extra = {"continue_final_message": False}
     options = dict(messages.template_options)
     if messages.think_budget is not None:
         options["thinking_budget"] = messages.think_budget
@@ -199,19 +204,24 @@ def media_part(attachment: Attachment) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": audio}
 
 
-def _sampling(sampling: Sampling) -> dict[str, Any]:
+def _sampling(sampling: Sampling, to_localchat: bool) -> dict[str, Any]:
     # Beyond OpenAI's fields, these are extensions that vLLM, SGLang and llama-server share.
     fields = {
         key: value
         for key in (*SAMPLERS, "seed", "dry_sequence_breakers")
         if (value := getattr(sampling, key)) is not None
     }
-    if (
-        biases := {str(token): bias for token, bias in sampling.logit_bias.items()}
-        | sampling.text_bias
-    ):
-        fields["logit_bias"] = biases
+    biases = {str(token): bias for token, bias in sampling.logit_bias.items()} | sampling.text_bias
+    if biases:
+        fields["logit_bias"] = {key: _bias(bias, to_localchat) for key, bias in biases.items()}
     return fields
+
+
+def _bias(bias: float, to_localchat: bool) -> float | bool:
+    """Return a bias in the range of the protocol. A token that is forbidden has a lower one here."""
+    if bias < -_MAX_BIAS and to_localchat:
+        return False
+    return max(bias, -_MAX_BIAS)
 
 
 def _response_format(request: GenerateRequest, to_localchat: bool) -> dict[str, Any]:

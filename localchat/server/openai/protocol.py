@@ -271,6 +271,8 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     """Continue the last message if it is the assistant's. True if absent."""
+    add_generation_prompt: bool | None = None
+    """vLLM and llama.cpp require false for an answer that continues the last message. Here that is optional."""
 
 
 class CompletionBody(GenerationFields, frozen=True, kw_only=True):
@@ -304,6 +306,8 @@ class TokenizeBody(msgspec.Struct, frozen=True):
     """Return each id with its text, as llama.cpp's clients expect."""
     return_token_strs: bool | None = None
     """Return a list with the text of each token, as vLLM's clients expect."""
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True):
@@ -322,3 +326,5 @@ class TemplateBody(msgspec.Struct, frozen=True):
     model: str | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None

@@ -76,7 +76,7 @@ def as_chat(body: ChatBody, media: MediaReader) -> ChatRequest:
         },
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs,
-        continue_last=body.continue_final_message is not False,
+        continue_last=_continues_last(body),
     )
 
 
@@ -87,7 +87,11 @@ def uses_functions(body: ChatBody) -> bool:
 
 def as_conversation(body: TemplateBody | TokenizeBody, media: MediaReader) -> ChatRequest:
     """Translate a conversation that gets no answer. Raises ApiError."""
-    chat = ChatRequest(messages=_messages(body.messages or (), media), tools=body.tools or ())
+    chat = ChatRequest(
+        messages=_messages(body.messages or (), media),
+        tools=body.tools or (),
+        continue_last=_continues_last(body),
+    )
     if isinstance(body, TokenizeBody):
         return chat
     return replace(
@@ -96,6 +100,21 @@ def as_conversation(body: TemplateBody | TokenizeBody, media: MediaReader) -> Ch
         template_options=body.chat_template_kwargs or {},
         reasoning_effort=body.reasoning_effort,
     )
+
+
+def _continues_last(body: ChatBody | TemplateBody | TokenizeBody) -> bool:
+    """Return whether the answer continues a last message of the assistant. Raises ApiError."""
+    continues = body.continue_final_message is not False
+    messages = body.messages or ()
+    has_start = continues and messages and messages[-1].role == "assistant"
+    if body.add_generation_prompt is False and messages and not has_start:
+        raise bad_request(
+            "The field 'add_generation_prompt' can be false only if the answer continues a last message of "
+            "the assistant; leave it out.",
+            param="add_generation_prompt",
+            code="unsupported_parameter",
+        )
+    return continues
 
 
 def _messages(messages: Sequence[ChatMessage], media: MediaReader) -> list[Message]:

@@ -317,6 +317,8 @@ def _engine(status: EngineStatus, width: int) -> Iterator[MetricRow]:
         return
     yield _line("threads", f"{info.threads}", width)
     yield _line("gpu_layers", f"{info.gpu_layers}/{info.layers}", width)
+    for number, part in enumerate(info.gpu_parts):
+        yield _line("gpu_layers", part.text, width, label=f"  GPU {number}")
     if status.stats is not None:
         yield from _requests(status, status.stats, width)
 

@@ -160,8 +160,8 @@ def test_a_private_server_is_found_by_nobody_and_ends_with_its_program(
     call: Call, script: Path
 ) -> None:
     command = ServerCommand(str(script), {"backend": SCRIPTED})
-    with server_process(command, os.environ) as url:
-        assert url.startswith("http://127.0.0.1:")
+    with server_process(command, os.environ) as server:
+        assert server.url.startswith("http://127.0.0.1:")
         assert "no server is running" in call(SCENARIOS["hello"], "ps", named=False).err
     process = subprocess.Popen(
         [sys.executable, *command.arguments(), "--backend", SCRIPTED],

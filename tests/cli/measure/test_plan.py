@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from localchat.config.paths import find_paths
+from localchat.fit.hardware import Machine
 from localchat.measure.store import bench_store
 from tests.support.bench_samples import point, record
 from tests.support.cli_program import SCENARIOS
+from tests.support.memory_plans import GB
 from tests.support.terminal_screen import Call, Outcome
 
 Plan = Callable[..., Outcome]
@@ -19,6 +21,13 @@ Plan = Callable[..., Outcome]
 @pytest.fixture
 def plan(call: Call) -> Plan:
     return lambda *args: call(SCENARIOS["hello"], "plan", *args, named=False)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with much memory, so that estimates do not depend on this one."""
+    roomy = Machine("roomy", frozenset({"avx2"}), 4, 32 * GB, 28 * GB)
+    monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: roomy)
 
 
 @pytest.fixture

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from localchat.cli.serving.agent_programs import PROGRAMS, Program, ServedModel
+from localchat.cli.serving.agent_programs import PROGRAMS, Program, ServedModel, Start
+from localchat.cli.serving.launch import _start, _wait
 from localchat.engine.attached.engine import ServerClient
+from localchat.errors import EngineDied
 from localchat.fit.hardware import Machine
-from localchat.measure.server_process import ServerCommand
+from localchat.measure.server_process import ServerCommand, ServerLog, ServerProcess
 from localchat.pool.entry import ModelStatus
 from tests.support.cli_program import SCENARIOS
 from tests.support.gguf_files import Q4_0, Size, llama
@@ -43,9 +45,14 @@ class Desk:
         monkeypatch.setattr("localchat.measure.server_process.server_process", self._serve)
 
     @contextmanager
-    def _serve(self, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[str]:
+    def _serve(self, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[ServerProcess]:
         self.commands.append(command)
-        yield URL
+        with subprocess.Popen(
+            ["/bin/cat"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as cat:
+            assert cat.stderr is not None
+            yield ServerProcess(URL, "eight-b", cat, ServerLog(cat.stderr))
+            cat.kill()
 
     def install(self, name: str) -> None:
         script = self.bin / name
@@ -115,6 +122,15 @@ def test_variables_of_the_user_lead_no_program_to_another_server(
     assert "ANTHROPIC_API_KEY" not in environment
     assert environment["ANTHROPIC_BASE_URL"] == URL
     assert environment["ANTHROPIC_AUTH_TOKEN"] == desk.commands[0].key
+
+
+def test_crush_knows_no_provider_but_ours(tmp_path: Path) -> None:
+    start = PROGRAMS["crush"].start(ServedModel(URL, "key", "m", 32_768), tmp_path)
+    environment = start.environment
+    assert environment["CRUSH_DISABLE_DEFAULT_PROVIDERS"] == "1"
+    # What it stores must not be read as its settings.
+    assert environment["CRUSH_GLOBAL_CONFIG"] != environment["CRUSH_GLOBAL_DATA"]
+    assert json.loads(start.files["crush.json"])["models"]["small"]["provider"] == "localchat"
 
 
 def test_claude_gets_fewer_tools_in_a_short_context(desk: Desk, tmp_path: Path) -> None:
@@ -255,11 +271,12 @@ def test_interrupts_go_to_the_program_and_its_signal_is_our_exit_code() -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from localchat.cli.serving.agent_programs import ServedModel, Program, Start\n"
-        "from localchat.cli.serving.launch import _run\n"
+        "from localchat.cli.serving.launch import _start, _wait\n"
         "program = Program('p', 'P', '', 0, 0, lambda served, folder: Start())\n"
         "script = 'import signal,sys; print(1, flush=True); signal.pause()'\n"
         "served = ServedModel('u', 'k', 'm', 1)\n"
-        "sys.exit(_run(program, [sys.executable, '-c', script], served, Path(), {}))\n"
+        "process = _start(program, [sys.executable, '-c', script], served, Path(), {})\n"
+        "sys.exit(_wait(process, program, None))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -272,3 +289,54 @@ def test_interrupts_go_to_the_program_and_its_signal_is_our_exit_code() -> None:
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 128 + signal.SIGINT
     process.stdout.close()
+
+
+SERVER = """
+import os, sys
+sys.stderr.write("localchat: loading\\n12:00:00 req_1 GET /health 503 took_ms=1\\nlast words\\n")
+sys.stderr.flush()
+sys.stdin.readline()
+{end}
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("os.kill(os.getpid(), 9)", "SIGKILL, which the system sends when memory runs out"),
+        ("sys.exit(3)", "exit code 3"),
+    ],
+)
+@pytest.mark.parametrize("is_stubborn", [False, True])
+def test_a_server_that_dies_ends_the_program_and_its_log_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, reason: str, is_stubborn: bool
+) -> None:
+    monkeypatch.setattr("localchat.cli.serving.launch._EXIT_S", 0.01)
+    program = Program("p", "Agent P", "", 0, 0, lambda served, folder: Start())
+    script = "import signal, sys\n"
+    if is_stubborn:
+        script += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    script += f"print(file=open({str(tmp_path / 'ready')!r}, 'w')); signal.pause()"
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER.format(end=end)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stderr is not None and server.stdin is not None
+    handle = ServerProcess(URL, "eight-b", server, ServerLog(server.stderr))
+    served = ServedModel(URL, "k", "m", 1)
+    agent = _start(program, [sys.executable, "-c", script], served, tmp_path, {})
+    while not (tmp_path / "ready").exists():
+        assert agent.poll() is None
+    server.stdin.write("\n")
+    server.stdin.flush()
+    with pytest.raises(EngineDied) as caught:
+        _wait(agent, program, handle)
+    assert agent.poll() is not None
+    assert f"the server of eight-b ended: {reason}" in caught.value.message
+    assert "Agent P was ended" in caught.value.message
+    assert caught.value.hint == "its last lines:\nlocalchat: loading\nlast words"
+    for pipe in (server.stdin, server.stderr):
+        pipe.close()

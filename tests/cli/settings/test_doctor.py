@@ -186,6 +186,20 @@ def test_memory_is_told_once_and_by_whom(
     assert card["free_bytes"] == 10_000_000_000
 
 
+def test_each_gpu_has_its_row(
+    call: Call, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = tuple(
+        Gpu(index, "RTX 3090", 24 * 10**9, free * 10**9) for index, free in ((0, 21), (1, 3))
+    )
+    machine = Machine("a CPU", frozenset(), 1, 16_000_000_000, 9_000_000_000, gpus=gpus)
+    monkeypatch.setattr("localchat.fit.hardware.read_machine", lambda: machine)
+    install()
+    rows = [" ".join(line.split()) for line in doctor(call)[1].splitlines()]
+    assert "GPU 0 RTX 3090, 21.0 GB free of 24.0 GB" in rows
+    assert "GPU 1 RTX 3090, 3.0 GB free of 24.0 GB" in rows
+
+
 def test_a_remembered_crash_is_reported_with_both_remedies(call: Call, install: Install) -> None:
     import os
 

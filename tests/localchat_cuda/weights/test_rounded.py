@@ -13,7 +13,7 @@ from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt
 from localchat.errors import UsageError
 from localchat.fit.load_options import LoadOptions, RoundedType
-from localchat_cuda.config.model import rounded_config
+from localchat_cuda.config.model import rounded_config, rounded_types
 from localchat_cuda.config.quantization import rounding
 from localchat_cuda.config.reader import read_config
 from localchat_cuda.plan.weight_sizes import dummy_bytes, weights_bytes
@@ -114,10 +114,55 @@ def test_a_checkpoint_that_is_quantized_is_refused(tmp_path: Path) -> None:
     assert "bf16" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("kind", "to"), [("granite-moe", "int4"), ("granite4-h-moe", "int4"), ("glm4", "fp8")]
+)
+def test_experts_of_one_tensor_and_sorted_rows_are_rounded(
+    kind: str, to: RoundedType, tmp_path: Path
+) -> None:
+    changes = WIDE if kind != "granite4-h-moe" else {}
+    tiny_models.save(tiny_models.reference(kind, **changes), tmp_path)
+    tokens = tokens_of(9, 3)
+    exact = Tiny(tmp_path, torch.float32).prompt(tokens, 5)
+    rounded = Tiny(tmp_path, torch.float32, rounded=to)
+    distance = float((rounded.prompt(tokens, 5) - exact).norm() / exact.norm())
+    assert 0 < distance < 0.3
+    source = CheckpointWeights(tmp_path, CPU)
+    planned = weights_bytes(rounded.config, source.headers.values())
+    assert planned == pytest.approx(rounded.weights.bytes, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "types"),
+    [
+        ("llama", ("fp8", "int8", "int4")),
+        ("glm4", ("fp8", "int4")),
+        ("granite-moe", ("int4",)),
+        ("qwen3-next", ("int4",)),
+        ("gemma4-moe", ()),
+    ],
+)
+def test_the_hint_names_only_types_that_the_model_can_be_rounded_to(
+    kind: str, types: tuple[RoundedType, ...], tmp_path: Path
+) -> None:
+    tiny_models.save(tiny_models.reference(kind), tmp_path)
+    config = read_config(tmp_path)
+    assert rounded_types(config) == types
+    for to in TYPES:
+        if to in types:
+            assert rounded_config(config, to, "it").quantization == rounding(to)
+            continue
+        with pytest.raises(UsageError, match=f"it cannot be rounded to {to}") as caught:
+            rounded_config(config, to, "it")
+        named = {word for word in TYPES if word in caught.value.hint}
+        assert named == set(types)
+
+
 def test_it_reaches_the_engine_process(tmp_path: Path) -> None:
     said: list[str] = []
     options = EngineOptions(
-        load=LoadOptions(context_tokens=128, max_slots=1, quantize="int8"),
+        # The test must not depend on the free memory of this machine.
+        load=LoadOptions(context_tokens=128, max_slots=1, quantize="int8", anyway=True),
         model=write_speaking(tmp_path),
         backend="localchat_cuda.backend:ReferenceBackend",
     )

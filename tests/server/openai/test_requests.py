@@ -272,6 +272,36 @@ def test_the_last_words_of_the_assistant_are_gone_on_from(stage: Stage) -> None:
     assert conversation(stage).continue_last and conversation(stage).thinking == "off"
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_continued"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": False}, True),
+        ({"add_generation_prompt": False}, True),
+        ({"add_generation_prompt": True}, True),
+        ({"continue_final_message": False}, False),
+    ],
+)
+def test_fields_of_vllm_and_llamacpp_continue_the_last_message(
+    stage: Stage, fields: dict[str, Any], is_continued: bool
+) -> None:
+    begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "It is"}]
+    reply = chat(stage, messages=begun, **fields)
+    assert reply.status == 200 and "x-localchat-ignored" not in reply.headers
+    assert conversation(stage).continue_last is is_continued
+
+
+@pytest.mark.parametrize(
+    ("role", "fields"),
+    [("user", {}), ("assistant", {"continue_final_message": False})],
+)
+def test_an_answer_without_a_beginning_is_refused(
+    stage: Stage, role: str, fields: dict[str, Any]
+) -> None:
+    begun = [{"role": "user", "content": "a"}, {"role": role, "content": "It is"}]
+    error = chat(stage, messages=begun, add_generation_prompt=False, **fields).error
+    assert (error["param"], error["code"]) == ("add_generation_prompt", "unsupported_parameter")
+
+
 @pytest.mark.parametrize("content", ["", None, []])
 def test_an_empty_last_answer_is_none(stage: Stage, content: Any) -> None:
     chat(

@@ -34,7 +34,13 @@ class Rounded:
         return ".layers." in prefix
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
-        floating = self.target.tensor(f"{prefix}.weight", (n, k), self.target.dtype)
+        return self.rounded(
+            prefix, self.target.tensor(f"{prefix}.weight", (n, k), self.target.dtype)
+        )
+
+    def rounded(self, prefix: str, floating: torch.Tensor) -> Weight:
+        """Round a weight [N, K], or return it if its shape has no kernel. `prefix`: name, for experts."""
+        n, k = floating.shape
         if not can_round(prefix, n, k):
             return floating
         if self.quantization.method == "fp8":

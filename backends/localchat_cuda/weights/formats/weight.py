@@ -193,8 +193,13 @@ def pad_rows(weight: Weight, multiple: int) -> Weight:
 
 
 def reorder_rows(weight: Weight, rows: torch.Tensor) -> Weight:
-    """Return the weight with output features in the order of `rows`, int64 [N]."""
+    """Return the weight with output features in the order of `rows`, int64 [N].
+
+    ValueError for kinds of weights whose rows have a fixed order."""
     if isinstance(weight, torch.Tensor):
         return weight[rows]
-    assert isinstance(weight, w4_pack.W4), "only layers of sorted columns have their rows sorted"
-    return w4_pack.rows_sorted(weight, rows)
+    if isinstance(weight, w4_pack.W4):
+        return w4_pack.rows_sorted(weight, rows)
+    if isinstance(weight, w8_pack.W8) and not weight.blocks:
+        return weight._replace(codes=weight.codes[rows], scales=weight.scales[rows])
+    raise ValueError("they are stored in blocks of rows")
