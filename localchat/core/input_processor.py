@@ -77,7 +77,7 @@ _NAMED_MODELS = 4
 
 
 class _Pieces(dict[int, bytes]):
-    """Bytes of the tokens as an answer shows them, by id, read from the tokenizer at the first use."""
+    """Bytes of tokens by id, read from the tokenizer at the first use."""
 
     def __init__(self, tokenizer: Tokenizer, visible: frozenset[int]) -> None:
         """`visible`: control tokens that are not empty."""

@@ -162,7 +162,10 @@ class OutputProcessor:
     def _process_token(
         self, sequence: Sequence, start: int, token: int, tpot_ms: list[float], now_s: float
     ) -> None:
-        """Update a sequence by the token of a plain row, which limits small models on fast GPUs."""
+        """Update a sequence by the token of a plain row.
+
+        The cost of this limits small models on fast GPUs.
+        """
         sequence.unknown -= 1
         end = self._append_plain(sequence, token, tpot_ms, now_s)
         if (start + 1) % self._commit_tokens == 0:

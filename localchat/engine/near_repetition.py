@@ -107,7 +107,7 @@ def recount(text: str) -> NearLoop | None:
 
 
 def _ends_with_rare_word(text: str) -> bool:
-    """Return True if the end of a text has a rare word that is not a number.
+    """Return whether a rare word, other than a number, ends a text.
 
     Such a text cannot end with a counting loop, whose words occur in every repeat.
     """
