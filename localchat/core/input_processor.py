@@ -76,6 +76,20 @@ _MAX_BREAKER_CHARACTERS = 40
 _NAMED_MODELS = 4
 
 
+class _Pieces(dict[int, bytes]):
+    """Bytes of tokens by id, read from the tokenizer at the first use."""
+
+    def __init__(self, tokenizer: Tokenizer, visible: frozenset[int]) -> None:
+        """`visible`: control tokens that are not empty."""
+        self._tokenizer = tokenizer
+        self._visible = visible
+
+    def __missing__(self, token: int) -> bytes:
+        piece = self._tokenizer.piece(token, special=token in self._visible)
+        self[token] = piece
+        return piece
+
+
 class InputProcessor:
     """Prepares requests for an open model. Thread-safe."""
 
@@ -110,8 +124,10 @@ class InputProcessor:
         )
         self._encoder = PromptEncoder(tokenizer)
         self._grammars = GrammarCompiler(tokenizer)
-        self._visible_tokens = _control_tokens(tokenizer, self.format.markup)
-        self._visible_call_tokens = _control_tokens(tokenizer, self.format.tool_call_family.markup)
+        visible = _control_tokens(tokenizer, self.format.markup)
+        call_tokens = _control_tokens(tokenizer, self.format.tool_call_family.markup)
+        self._answer_pieces = _Pieces(tokenizer, visible)
+        self._call_pieces = _Pieces(tokenizer, visible | call_tokens)
 
     def _model_defaults(self) -> dict[str, float]:
         """The model's own sampling defaults, without values out of range."""
@@ -259,7 +275,7 @@ class InputProcessor:
         return ThinkBudget(
             rendered.think_budget,
             chat.reasoning_tracker(rendered),
-            partial(self._piece, self._visible_tokens | self._visible_call_tokens),
+            self._call_pieces.__getitem__,
             [encode(closing) for closing in closings],
             reopens=family.anywhere,
         )
@@ -289,15 +305,12 @@ class InputProcessor:
             loop_detector=detector_for(request),
         )
         if rendered is None:
-            return output(piece=partial(self._piece, self._visible_tokens), parser=None)
-        visible = self._visible_tokens
+            return output(piece=self._answer_pieces.__getitem__, parser=None)
+        pieces = self._answer_pieces
         if rendered.tools:
-            visible |= self._visible_call_tokens
+            pieces = self._call_pieces
         parser = self.format.answer_parser(rendered)
-        return output(piece=partial(self._piece, visible), parser=parser)
-
-    def _piece(self, visible: frozenset[int], token: int) -> bytes:
-        return self._model.tokenizer.piece(token, special=token in visible)
+        return output(piece=pieces.__getitem__, parser=parser)
 
     def _sampling(self, request: GenerateRequest) -> SamplingParams:
         requested = {

@@ -102,42 +102,49 @@ class OutputProcessor:
         samples = {sample.index: sample for sample in result.samples}
         for number, token in enumerate(result.tokens):
             samples[number] = Sample(number, token)
+        few_rows = len(self._scheduler.running) <= self._draft_rows
+        tpot_ms: list[float] = []
+        requests: dict[int, RequestState] = {}
         for number, row in enumerate(scheduled.unmoved_rows()):
             sequence = row.sequence
             sequence.steps_in_flight -= 1
             sequence.blocked = False
-            sequence.state_lost |= result.status == "out_of_memory" and not self._rewinds
-            earliest = result.earliest[number] if result.earliest else 0
             # If the previous step returned fewer tokens than planned, this row's KV starts after a gap.
             after_gap = row.start != sequence.computed
+            is_running = sequence.state is State.RUNNING and not after_gap
+            learns = few_rows and sequence.drafts is not None
+            if row.is_plain and is_running and result.status == "ok" and not learns:
+                sample = samples[row.positions[0]]
+                if sample.token != NOTHING:
+                    self._process_token(sequence, row.start, sample.token, tpot_ms, now_s)
+                    continue
+            requests[sequence.request_state.id] = sequence.request_state
+            sequence.state_lost |= result.status == "out_of_memory" and not self._rewinds
+            earliest = result.earliest[number] if result.earliest else 0
             computed = 0
             if not after_gap:
                 computed = min(result.computed[number], row.width)
             if sequence.state is not State.RUNNING:
                 self._end_late_row(row, computed, earliest)
-            elif result.status == "ok" and not after_gap:
+            elif is_running and result.status == "ok":
                 self._process_row(scheduled, row, samples, earliest, result.elapsed_s, now_s)
             else:
                 self._roll_back(row, computed, earliest)
+        self._counters.record_tokens(len(tpot_ms), tpot_ms)
         if result.lost_slots:
             self._recompute_lost()
         if result.status == "out_of_memory":
             self._handle_out_of_memory(scheduled)
-        for request_state in {
-            id(row.sequence.request_state): row.sequence.request_state for row in scheduled.rows
-        }.values():
+        for request_state in requests.values():
             if request_state.id in self.requests:
                 self._send_metrics(request_state, now_s)
+        self._sweep_metrics(now_s)
 
     def _process_moved(
         self, scheduled: ScheduledStep, tokens: tuple[int, ...], now_s: float
     ) -> None:
-        """Update the sequences of a step that repeats the rows of an earlier one.
-
-        `may_repeat` names what such rows cannot have. This is the loop that limits small models on fast GPUs.
-        """
+        """Update the sequences of a step that repeats the plain rows of an earlier one."""
         moved = scheduled.plan.moved
-        few_rows = len(tokens) <= self._draft_rows
         tpot_ms: list[float] = []
         for row, token in zip(scheduled.rows, tokens, strict=True):
             sequence = row.sequence
@@ -147,26 +154,40 @@ class OutputProcessor:
             after_gap = start != sequence.computed
             if after_gap or sequence.state is not State.RUNNING:
                 self._process_invalid_row(sequence, start, after_gap=after_gap)
-                continue
-            sequence.unknown -= 1
-            end = self._append_moved(sequence, token, tpot_ms, now_s)
-            if (start + 1) % self._commit_tokens == 0:
-                self._commit(sequence, start + 1, 0, sequence.launched - start - 1)
             else:
-                sequence.computed = start + 1
-                sequence.uncommitted = True
-            if sequence.drafts is not None:
-                sequence.drafts.ngrams.append(sequence.tokens[start + 1 :])
-            elif few_rows:
-                self._draft_planner.earn(sequence)
-            if end is not None:
-                self._finish(sequence, end, now_s)
+                self._process_token(sequence, start, token, tpot_ms, now_s)
         self._counters.record_tokens(len(tpot_ms), tpot_ms)
-        if now_s - self._metrics_s >= _METRICS_SWEEP_S:
-            self._metrics_s = now_s
-            for request_state in list(self.requests.values()):
-                if request_state.completion_tokens:
-                    self._send_metrics(request_state, now_s)
+        self._sweep_metrics(now_s)
+
+    def _process_token(
+        self, sequence: Sequence, start: int, token: int, tpot_ms: list[float], now_s: float
+    ) -> None:
+        """Update a sequence by the token of a plain row.
+
+        The cost of this limits small models on fast GPUs.
+        """
+        sequence.unknown -= 1
+        end = self._append_plain(sequence, token, tpot_ms, now_s)
+        if (start + 1) % self._commit_tokens == 0:
+            self._commit(sequence, start + 1, 0, sequence.launched - start - 1)
+        else:
+            sequence.computed = start + 1
+            sequence.uncommitted = True
+        if sequence.drafts is not None:
+            sequence.drafts.ngrams.append(sequence.tokens[start + 1 :])
+        elif len(self._scheduler.running) <= self._draft_rows:
+            self._draft_planner.earn(sequence)
+        if end is not None:
+            self._finish(sequence, end, now_s)
+
+    def _sweep_metrics(self, now_s: float) -> None:
+        """Send the metrics of decoding requests that are due."""
+        if now_s - self._metrics_s < _METRICS_SWEEP_S:
+            return
+        self._metrics_s = now_s
+        for request_state in list(self.requests.values()):
+            if request_state.completion_tokens:
+                self._send_metrics(request_state, now_s)
 
     def _process_invalid_row(self, sequence: Sequence, start: int, *, after_gap: bool) -> None:
         """Process a row whose sequence has ended, or whose predecessor was short."""
@@ -176,10 +197,10 @@ class OutputProcessor:
         else:
             self._roll_back(row, 0, 0)
 
-    def _append_moved(
+    def _append_plain(
         self, sequence: Sequence, token: int, tpot_ms: list[float], now_s: float
     ) -> Finished | None:
-        """Append the token of a moved row. Return the end of the sequence, if it was reached."""
+        """Append the token of a plain row. Return the end of the sequence, if it was reached."""
         request_state = sequence.request_state
         request = request_state.request
         output = sequence.output

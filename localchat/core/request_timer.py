@@ -85,6 +85,8 @@ class RequestTimer:
             elapsed_s = self._first_s - self._admitted_s
             prefill = metrics.prefill_rate(prompt_tokens, cached, elapsed_s)
         started_s = now_s if self._admitted_s is None else self._admitted_s
+        # Sorting a sorted list again costs nothing.
+        self._tpot_ms.sort()
         p50, p95, p99 = (metrics.percentile(self._tpot_ms, share) for share in (0.5, 0.95, 0.99))
         return Timings(
             load_s=self.load_s,

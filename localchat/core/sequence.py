@@ -152,6 +152,16 @@ class Sequence:
         return self.think_budget.left
 
     @property
+    def is_plain(self) -> bool:
+        """Whether nothing but the sampled token decides what follows it."""
+        return (
+            self.grammar_matcher is None
+            and self.think_budget is None
+            and self.end_ban is None
+            and self.sampling.top_logprobs < 0
+        )
+
+    @property
     def masked(self) -> bool:
         """Whether a mask restricts the next token."""
         if self.grammar_matcher is not None:

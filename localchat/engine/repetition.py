@@ -25,6 +25,7 @@ _MIN_PLAIN_CHARS: Final = 2048
 _MIN_EMOJI_CHARS: Final = 1024
 _SHIFTING_CHARS: Final = 1024
 _MIN_SHIFTING_RUN: Final = 100
+_LONG_RUN: Final = re.compile(rf"(.)\1{{{_MIN_SHIFTING_RUN - 1},}}", re.DOTALL)
 _MIN_SHIFTING_SHARE: Final = 0.9
 """Share of the last 1,024 characters in long runs of two or more signs that counts as a loop."""
 _MIN_BLANK_CHARS: Final = 400
@@ -164,13 +165,21 @@ class LoopDetector:
         """Find lines that differ only in their leading number."""
         # The last line may be incomplete, and blank lines may separate the others.
         complete = text[: text.rfind("\n") + 1]
+        last = _last_lines(complete, 2)
+        if len(last) < 2 or _without_number(last[0]) != _without_number(last[1]):
+            return None
         lines = [match for match in _LINE.finditer(complete) if match[0].strip()]
         if len(lines) < _MIN_NUMBERED_LINES:
             return None
-        content = _content(_without_number(lines[-1]))
+        content = _content(_without_number(lines[-1][0]))
         if len(content) < _MIN_NUMBERED_CONTENT:
             return None
-        repeats = list(next(group for _, group in groupby(reversed(lines), _without_number)))
+        repeats = list(
+            next(
+                group
+                for _, group in groupby(reversed(lines), lambda line: _without_number(line[0]))
+            )
+        )
         times = len(repeats)
         first = repeats[-1]
         run = len(text) - first.start()
@@ -202,8 +211,7 @@ class LoopDetector:
         tail = text[-_SHIFTING_CHARS:]
         if len(tail) < _SHIFTING_CHARS or self._wanted:
             return None
-        runs = [(sign, sum(1 for _ in group)) for sign, group in groupby(tail)]
-        long_runs = [(sign, length) for sign, length in runs if length >= _MIN_SHIFTING_RUN]
+        long_runs = [(run[1], len(run[0])) for run in _LONG_RUN.finditer(tail)]
         covered = sum(length for _, length in long_runs)
         signs = {sign for sign, _ in long_runs}
         if len(signs) < 2 or covered < _MIN_SHIFTING_SHARE * len(tail):
@@ -254,8 +262,18 @@ def _min_plain_run(piece: str) -> int:
     return _MIN_PLAIN_CHARS
 
 
-def _without_number(line: re.Match[str]) -> str:
-    return _NUMBER.sub(r"\1#", line[0]).strip()
+def _last_lines(text: str, count: int) -> list[str]:
+    """Return the last lines that are not blank, the last one first. text: complete lines."""
+    lines: list[str] = []
+    while text and len(lines) < count:
+        text, _, line = text.rpartition("\n")
+        if line.strip():
+            lines.append(line)
+    return lines
+
+
+def _without_number(line: str) -> str:
+    return _NUMBER.sub(r"\1#", line).strip()
 
 
 def _content(text: str) -> str:

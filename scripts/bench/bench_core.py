@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Measures the engine core's own CPU time, over a runner that computes nothing.
 
-    PYTHONPATH=.:backends scripts/bench/bench_core.py [--streams 1 64] [--profile decode|blocks|drafts|parked]
+    PYTHONPATH=.:backends scripts/bench/bench_core.py [--streams 1 64] [--profile PART]
 
-`decode`: microseconds of a row in decode steps, with slots and with blocks (two steps in flight), by number
-of streams; texts that never repeat, and texts that do, with drafts on. `parked`: microseconds of a request's
-prefix search and of its end, by number of prefixes saved in RAM. CPU time of the thread, the least of
+PART is decode, blocks, crowd, drafts or parked. `decode`: microseconds of a row in decode steps, with slots and
+with blocks (two steps in flight), by number of streams; texts that never repeat, and texts that do, with drafts
+on. `crowd`: the same with blocks, where requests begin and end all the time. `parked`: microseconds of a
+request's prefix search and of its end, by number of prefixes saved in RAM. CPU time of the thread, the least of
 three runs. Prints a table, and as the last line one JSON object with the same numbers.
 """
 
 import argparse
 import cProfile
+import gc
 import json
 import pstats
 import sys
@@ -23,13 +25,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from localchat.backend_api.interface import (
-    Capabilities,
-    MemoryReport,
-    Sample,
-    StepPlan,
-    StepResult,
-)
+from localchat.backend_api.interface import Capabilities
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
@@ -38,70 +34,18 @@ from localchat.engine.events import Event
 from localchat.engine.local import protocol
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
+from scripts.bench.server.echo_backend import EchoRunner
 from tests.support.scripted_backend import VOCAB, Script, ScriptedModel
 
 STREAMS = (1, 8, 32, 64, 128)
 PARKED = (0, 300, 3000)
 PROMPT_TOKENS = 64
 STEPS = 200
+CROWD_TOKENS = 200
+"""Tokens of an answer in a crowd."""
 _PERIOD = 48
 """Tokens after which a repeating text begins again."""
 _RUNS = 3
-
-
-class EchoRunner:
-    """Samples the token that the text of a sequence has at a position; a step costs nothing."""
-
-    def __init__(self, capabilities: Capabilities, *, repeats: bool) -> None:
-        self.capabilities = capabilities
-        self._texts: dict[int, list[int]] = {}
-        self._repeats = repeats
-        self._gpu = capabilities.depth > 1
-        self._draw = np.random.default_rng(0)
-        self._launched: list[StepPlan] = []
-
-    def launch(self, plan: StepPlan) -> None:
-        for entry in plan.enter:
-            self._texts[entry.seq] = self._text()
-        self._launched.append(plan)
-
-    def collect(self) -> StepResult:
-        plan = self._launched.pop(0)
-        widths = tuple(row.width for row in plan.rows)
-        # A wide step costs more on a CPU: drafts pay only where most of them are right.
-        elapsed_s = 0.001 + 2e-6 * sum(widths) if self._gpu else 0.02 + 0.006 * sum(widths)
-        if plan.moved:
-            tokens = tuple(self._texts[row.seq][row.start + plan.moved + 1] for row in plan.rows)
-            return StepResult(plan.number, (), widths, elapsed_s=elapsed_s, tokens=tokens)
-        samples: list[Sample] = []
-        rejected = -1
-        for number, target in enumerate(plan.positions):
-            if target.row == rejected:
-                continue
-            row = plan.rows[target.row]
-            token = self._texts[row.seq][row.start + target.offset + 1]
-            samples.append(Sample(number, token))
-            draft = target.offset - (row.width - len(row.drafts)) + 1
-            if draft < len(row.drafts) and row.drafts[draft] != token:
-                rejected = target.row
-        return StepResult(plan.number, tuple(samples), widths, elapsed_s=elapsed_s)
-
-    def abort(self) -> None:
-        pass
-
-    def warm_up_next(self) -> bool:
-        return False
-
-    def memory(self) -> MemoryReport:
-        return MemoryReport(0, 0, 0, 0)
-
-    def close(self) -> None:
-        pass
-
-    def _text(self) -> list[int]:
-        length = PROMPT_TOKENS + STEPS * 40
-        tokens = self._draw.integers(32, 127, _PERIOD if self._repeats else length)
-        return [int(token) for token in np.resize(tokens, length)]
 
 
 def engine_core(runner: EchoRunner, *, drafts: bool) -> tuple[EngineCore, InputProcessor]:
@@ -128,14 +72,15 @@ def engine_core(runner: EchoRunner, *, drafts: bool) -> tuple[EngineCore, InputP
 
 def decode_us(streams: int, *, blocks: bool, drafts: bool, repeats: bool) -> float:
     """Microseconds of the core's thread for each token that it generates in decode steps."""
-    runner = EchoRunner(_capabilities(streams, blocks=blocks), repeats=repeats)
+    can = _capabilities(streams, blocks=blocks)
+    runner = EchoRunner(can, _texts(repeats=repeats), _gpu_step_s if blocks else _cpu_step_s)
     core, input_processor = engine_core(runner, drafts=drafts)
     draw = np.random.default_rng(1)
     states = []
     for number in range(streams):
         prompt = tuple(draw.integers(32, 127, PROMPT_TOKENS).tolist())
         request = GenerateRequest(
-            TokenIds(prompt), Sampling(temperature=0.0), max_tokens=STEPS * 32, ignore_eos=True
+            TokenIds(prompt), Sampling(temperature=0.8), max_tokens=STEPS * 32, ignore_eos=True
         )
         states.append(input_processor.accept(number + 1, request)[0])
         core.submit(states[-1])
@@ -148,6 +93,70 @@ def decode_us(streams: int, *, blocks: bool, drafts: bool, repeats: bool) -> flo
         core.step()
     elapsed_s = time.thread_time() - began_s
     return 1e6 * elapsed_s / (sum(state.completion_tokens for state in states) - said)
+
+
+def crowd_us(streams: int) -> float:
+    """Microseconds of the core's thread for each token of a crowd, whose requests begin and end all the time.
+
+    The answers have different lengths at first, so that later ones end in different steps.
+    """
+    can = _capabilities(streams, blocks=True)
+    core, input_processor = engine_core(
+        EchoRunner(can, _texts(repeats=False), _gpu_step_s), drafts=True
+    )
+    draw = np.random.default_rng(1)
+    numbers = count(1)
+
+    def submit(tokens: int) -> None:
+        prompt = tuple(draw.integers(32, 127, PROMPT_TOKENS).tolist())
+        request = GenerateRequest(TokenIds(prompt), Sampling(temperature=0.8), max_tokens=tokens)
+        core.submit(input_processor.accept(next(numbers), request)[0])
+
+    def run(steps: int) -> tuple[int, float]:
+        tokens = 0
+        spent_s = 0.0
+        for _ in range(steps):
+            for _ in range(streams - len(core.output_processor.requests)):
+                submit(CROWD_TOKENS)
+            before = core.stats().completion_tokens
+            began_s = time.thread_time()
+            core.step()
+            spent_s += time.thread_time() - began_s
+            tokens += core.stats().completion_tokens - before
+        return tokens, spent_s
+
+    for number in range(streams):
+        submit(1 + CROWD_TOKENS * number // streams)
+    core.process_commands()
+    run(CROWD_TOKENS)
+    # As the engine process does once it is loaded.
+    gc.collect()
+    gc.freeze()
+    tokens, spent_s = run(2 * CROWD_TOKENS)
+    return 1e6 * spent_s / tokens
+
+
+def _texts(*, repeats: bool) -> Callable[[], list[int]]:
+    """Return a function that makes the text of the next sequence."""
+    draw = np.random.default_rng(0)
+    length = PROMPT_TOKENS + STEPS * 40
+
+    def next_text() -> list[int]:
+        tokens: list[int] = np.resize(
+            draw.integers(32, 127, _PERIOD if repeats else length), length
+        ).tolist()
+        return tokens
+
+    return next_text
+
+
+def _gpu_step_s(width: int) -> float:
+    return 0.001 + 2e-6 * width
+
+
+def _cpu_step_s(width: int) -> float:
+    """A wide step costs more on a CPU: drafts pay only where most of them are right."""
+    return 0.02 + 0.006 * width
 
 
 def parked_us(parked: int) -> float:
@@ -195,7 +204,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--profile", choices=("decode", "blocks", "drafts", "parked"))
+    parser.add_argument("--profile", choices=("decode", "blocks", "crowd", "drafts", "parked"))
     parser.add_argument("--streams", type=int, nargs="*", default=STREAMS)
     asked = parser.parse_args()
     if asked.profile is not None:
@@ -216,6 +225,7 @@ def _parts(streams: Sequence[int]) -> dict[str, Callable[[], float]]:
         parts[f"slots_{n}_drafts"] = partial(decode_us, n, blocks=False, drafts=True, repeats=False)
         parts[f"slots_{n}_repeats"] = partial(decode_us, n, blocks=False, drafts=True, repeats=True)
         parts[f"blocks_{n}"] = partial(decode_us, n, blocks=True, drafts=False, repeats=False)
+        parts[f"crowd_{n}"] = partial(crowd_us, n)
         parts[f"blocks_{n}_drafts"] = partial(decode_us, n, blocks=True, drafts=True, repeats=False)
     for parked in PARKED:
         parts[f"parked_{parked}"] = partial(parked_us, parked)
@@ -227,6 +237,8 @@ def _profile(name: str) -> None:
     profiler.enable()
     if name == "parked":
         parked_us(PARKED[-1])
+    elif name == "crowd":
+        crowd_us(STREAMS[-1])
     else:
         decode_us(32, blocks=name == "blocks", drafts=name == "drafts", repeats=False)
     profiler.disable()

@@ -2,11 +2,15 @@
 """Measures the server from outside: its own cost, and its speed beside llama.cpp's HTTP server.
 
     scripts/bench/bench_server.py wire [--against CHECKOUT]
+    scripts/bench/bench_server.py host MODEL [--step-us N ...] [--streams N ...] [--against CHECKOUT]
     scripts/bench/bench_server.py model [MODEL ...] [--quick] [--long] [--rival PYTHON] [--against CHECKOUT]
 
 `wire` serves the scripted backend, so that the engine is not the limit: tokens a second over HTTP, CPU of the
 server process a token and a request, the cost of a name that nobody knows, and latency and memory after 3,000
 requests.
+
+`host` serves MODEL's tokenizer over steps that compute nothing but take N microseconds, as a GPU would: CPU
+per token of server and engine, with sampled answers of 200 or 512 tokens, drafts off and on.
 
 `model` serves real models by localchat and by llama.cpp's own server in the wheel xllamacpp, with the same
 library, threads, slots and context. It measures 1, 4 and 8 clients, greedy, and at temperature 0.8 with top-k
@@ -41,7 +45,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "backends")]
 
 from scripts.bench.server import parts, prompts, servers  # noqa: E402 - found by the path above
 from scripts.bench.server.client import alone, chat  # noqa: E402
+from scripts.bench.server.echo_backend import STEP_US  # noqa: E402
 
+_HOST_STREAMS = (1, 8, 64, 128)
+_HOST_TOKENS = {1: 512, 8: 512}
+"""Tokens of an answer of `host` by the number of streams. 200 for others."""
 _STEP_MS = 20
 """A step of a GPU with 64 streams; in a step of 0 ms the engine runs ahead, and events come in batches."""
 _PLAIN = {"repeat_penalty": 1.0, "min_p": 0}
@@ -73,6 +81,10 @@ def main() -> int:
             figures = _wire(asked, Path(folder))
             _print(figures)
             result |= {"rounds": asked.rounds, **figures}
+        if asked.part == "host":
+            figures = _host(asked, Path(folder))
+            _print(figures)
+            result |= {"rounds": asked.rounds, **figures}
         for model in asked.model if asked.part == "model" else ():
             result[model.name] = _model(asked, model, Path(folder))
     print(json.dumps(result))
@@ -83,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("wire", "model"))
+    parser.add_argument("part", choices=("wire", "host", "model"))
     parser.add_argument("model", type=Path, nargs="*", help="GGUF files")
     parser.add_argument("--quick", action="store_true", help="two rounds of 1 and 4 clients")
     parser.add_argument("--long", action="store_true", help="only eight prompts of 2,000 tokens")
@@ -93,6 +105,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, nargs="+", metavar="N")
+    parser.add_argument("--step-us", type=int, nargs="+", metavar="N", default=[0, 3000])
     parser.add_argument("--tokens", type=int, default=128, help="of each answer of `wire`")
     parser.add_argument("--requests", type=int, default=3000, help="of `wire`, 0: leave out")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -102,6 +115,8 @@ def _arguments() -> argparse.Namespace:
         asked.model = [path for name in _REAL for path in sorted(Path(folder).glob(name))[:1]]
     if asked.part == "model" and not asked.model:
         parser.error("the part `model` needs GGUF files, or LOCALCHAT_REAL_MODELS")
+    if asked.part == "host" and len(asked.model) != 1:
+        parser.error("the part `host` needs one GGUF file")
     if asked.rival is None and find_spec("xllamacpp"):
         asked.rival = Path(sys.executable)
     if asked.quick:
@@ -143,6 +158,33 @@ def _wire(asked: argparse.Namespace, folder: Path) -> parts.Figures:
             for served in running if asked.requests else ():
                 for name, value in parts.after_requests(served, asked.requests).items():
                     figures.setdefault(name, {})[served.name] = value
+    return figures
+
+
+def _host(asked: argparse.Namespace, folder: Path) -> parts.Figures:
+    """Measure what server and engine cost beside the steps of a model."""
+    figures: parts.Figures = {}
+    slots = str(_HOST_STREAMS[-1])
+    options = ["--backend", servers.ECHO, "--parallel", slots, "--ctx", str(_CONTEXT)]
+    for step_us in asked.step_us:
+        os.environ[STEP_US] = str(step_us)
+        with ExitStack() as stack:
+            running = [
+                stack.enter_context(
+                    servers.localchat(name, root, asked.model[0], folder, options, asked.library)
+                )
+                for name, root in _checkouts(asked).items()
+            ]
+            for served in running:
+                servers.wait_ready(served)
+            for streams in asked.streams or _HOST_STREAMS:
+                tokens = _HOST_TOKENS.get(streams, 200)
+                for drafts in (False, True):
+                    fields = {"temperature": 0.8, "speculation": drafts}
+                    label = f"{streams} streams, {step_us} us, drafts {'on' if drafts else 'off'}"
+                    measure = parts.host_streams(streams, tokens, label, fields)
+                    parts.rounds(running, 1, measure)  # warm-up
+                    figures |= parts.rounds(running, asked.rounds, measure)
     return figures
 
 

@@ -220,9 +220,11 @@ PHRASES = (
 )
 
 
-def test_few_phrases_in_varying_order_are_a_loop() -> None:
+@pytest.mark.parametrize("end", [".", " — so they say…"])
+def test_few_phrases_in_varying_order_are_a_loop(end: str) -> None:
     order = random.Random(1)
-    text = WORDS + " ".join(order.choice(PHRASES) for _ in range(400))
+    phrases = [phrase.replace(".", end) for phrase in PHRASES]
+    text = WORDS + " ".join(order.choice(phrases) for _ in range(400))
     found = loop_of(text)
     assert found is not None
     assert found[0] < len(WORDS) + 5000

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from localchat.backend_api.interface import Enter, SamplingParams, StepPlan, StepRow
+from localchat.backend_api.interface import LAST, Enter, SamplingParams, StepPlan, StepRow
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 
 FORK_ROWS = 64
@@ -159,7 +159,8 @@ class StateTable:
                     begin += self.block_tables.numel()
                     page_indices.extend(range(begin, begin + len(row.new_window_blocks)))
                     pages.extend(row.new_window_blocks)
-            if not compute:
+            # LAST is already on the device.
+            if not compute or (row.tokens is LAST and not row.drafts):
                 continue
             begin = row.slot * self.columns + row.start
             if isinstance(row.tokens, tuple):

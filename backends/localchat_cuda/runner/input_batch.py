@@ -335,7 +335,7 @@ def _split_drafts(span: TokenSpan) -> list[TokenSpan]:
     A long draft becomes two neighbors in the same slot. That is correct because all keys of a layer are written
     before any key is read."""
     slot, start, count = span
-    if count > MAX_DECODE_WIDTH:
+    if count == 1 or count > MAX_DECODE_WIDTH:
         return [span]
     return [
         TokenSpan(slot, start + offset, min(WIDEST, count - offset))

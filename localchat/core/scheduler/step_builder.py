@@ -1,7 +1,10 @@
 """A step under construction, and the record of a launched step that explains its result."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from localchat.backend_api.interface import (
     LogitsPosition,
@@ -15,8 +18,7 @@ from localchat.backend_api.interface import (
 from localchat.core.sequence import Sequence
 
 
-@dataclass(slots=True)
-class ScheduledRow:
+class ScheduledRow(msgspec.Struct):
     """A row as launched."""
 
     sequence: Sequence
@@ -26,11 +28,13 @@ class ScheduledRow:
     drafts: tuple[int, ...]
     recomputed: int = 0
     """Known tokens that an earlier step computed already."""
-    positions: list[int] = field(default_factory=list)
+    positions: list[int] = []
     """Indices of the sampled logits positions, in order."""
-    forks: list[tuple[Sequence, int]] = field(default_factory=list)
+    is_plain: bool = False
+    """A decode row of which nothing but the sampled token decides what follows."""
+    forks: list[tuple[Sequence, int]] = []
     """Choices that sample from the last known token, with the indices of their logits."""
-    prompt_positions: list[int] = field(default_factory=list)
+    prompt_positions: list[int] = []
     """Indices of the log probabilities of prompt tokens."""
 
     @property

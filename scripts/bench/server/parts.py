@@ -6,7 +6,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from localchat.measure.workload import prose
-from scripts.bench.server.client import Body, alone, chat, together
+from scripts.bench.server.client import Body, alone, chat, crowd, together
 from scripts.bench.server.prompts import passage
 from scripts.bench.server.servers import Served
 
@@ -44,6 +44,41 @@ def wire_streams(streams: int, tokens: int, label: str) -> Measure:
         return {
             f"{label}: tok/s": made / spent_s,
             f"{label}: server CPU us/token": cpu_s / made * 1e6,
+        }
+
+    return measure
+
+
+def host_streams(streams: int, tokens: int, label: str, fields: Body) -> Measure:
+    """Clients with three answers each, over steps that compute nothing: CPU per token, rate, first token."""
+
+    def measure(served: Served, number: int) -> dict[str, float]:
+        clients = []
+        for index in range(streams):
+            # First answers of different lengths, so that later ones begin and end in different steps.
+            lengths = (1 + tokens * index // streams, tokens, tokens)
+            bodies = [
+                chat(f"{number}, {index}, {turn}: tell me something", length, **fields)
+                for turn, length in enumerate(lengths)
+            ]
+            for body in bodies:
+                # A real client leaves the guard against loops on.
+                del body["ignore_eos"]
+            clients.append(bodies)
+        before_s = (served.cpu_s(), *served.engine_cpu_s())
+        spent_s, answers = crowd(served.port, clients)
+        after_s = (served.cpu_s(), *served.engine_cpu_s())
+        made = sum(answer.tokens for answer in answers)
+        server, engine, steps = (
+            (after - before) / made * 1e6 for before, after in zip(before_s, after_s, strict=True)
+        )
+        return {
+            f"{label}: server CPU us/token": server,
+            f"{label}: engine CPU us/token": engine,
+            f"{label}: of it the thread of the steps": steps,
+            f"{label}: tok/s": made / spent_s,
+            f"{label}: tokens per event": made / sum(answer.events for answer in answers),
+            f"{label}: ms to first token": statistics.median(one.first_s for one in answers) * 1e3,
         }
 
     return measure

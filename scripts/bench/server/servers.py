@@ -18,6 +18,7 @@ from localchat.engine.local.process import child_environment
 from localchat.measure.workload import prose
 
 ROOT = Path(__file__).resolve().parents[3]
+ECHO = "scripts.bench.server.echo_backend:EchoBackend"
 SCRIPTED = "tests.support.scripted_backend:ScriptedBackend"
 _PATIENCE_S = 120.0
 _PREEMPTIONS = re.compile(rb"^localchat\w*preemptions\w*(?:\{.*\})? ([\d.e+]+)$", re.MULTILINE)
@@ -52,6 +53,13 @@ class Served(NamedTuple):
         """CPU time of the server and its engines so far."""
         engines = psutil.Process(self.pid).children(recursive=True)
         return sum(map(_cpu_s, (self.pid, *(one.pid for one in engines))))
+
+    def engine_cpu_s(self) -> tuple[float, float]:
+        """CPU time of the engine processes so far, and the part of their main threads, which run the steps."""
+        engines = [one.pid for one in psutil.Process(self.pid).children()]
+        threads = [Path(f"/proc/{pid}/task/{pid}/schedstat") for pid in engines]
+        main_s = sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+        return self.all_cpu_s() - self.cpu_s(), main_s
 
     def preemptions(self) -> float | None:
         """Preempted requests so far. None if the server does not report them."""

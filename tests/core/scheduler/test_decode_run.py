@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from localchat.backend_api.interface import LAST, NewBlocks, StepPlan, StepRow
+from localchat.backend_api.interface import LAST, NewBlocks, StepPlan, StepResult, StepRow
+from localchat.core.scheduler.step_builder import ScheduledStep
 from tests.support.engine_core_bench import Bench, capabilities, request
 
 CACHES: list[dict[str, Any]] = [{"block_tokens": 4, "depth": 2}, {"depth": 1}, {"depth": 2}]
@@ -20,7 +21,7 @@ def test_unmoved_rows_start_later_and_have_the_new_blocks() -> None:
 
 
 class MovingBench(Bench):
-    """A bench whose requests arrive and are cancelled at random, and its plans with moved rows."""
+    """A bench whose requests arrive and are cancelled at random, and counts of its plain rows."""
 
     def __init__(self, cache: dict[str, Any], *, moves_rows: bool, failures: bool) -> None:
         failing = range(40, 400, 37) if failures else ()
@@ -34,6 +35,15 @@ class MovingBench(Bench):
             launch(plan)
 
         self.runner.launch = counted  # type: ignore[method-assign]
+        self.plain_beside_prompts = 0
+        process = self.core.output_processor.process_result
+
+        def observed(scheduled: ScheduledStep, result: StepResult) -> None:
+            plain = any(row.is_plain for row in scheduled.rows)
+            self.plain_beside_prompts += plain and not scheduled.is_decode
+            process(scheduled, result)
+
+        self.core.output_processor.process_result = observed  # type: ignore[method-assign]
 
     def texts(self, seed: int) -> list[str]:
         draw = Random(seed)
@@ -66,5 +76,6 @@ def test_moved_rows_give_the_same_texts(seed: int, cache: dict[str, Any], failur
     plain = MovingBench(cache, moves_rows=False, failures=failures)
     moving = MovingBench(cache, moves_rows=True, failures=failures)
     assert moving.texts(seed) == plain.texts(seed)
-    assert plain.moved == 0
+    assert plain.moved == plain.plain_beside_prompts == 0
     assert moving.moved > 10
+    assert moving.plain_beside_prompts > 4
