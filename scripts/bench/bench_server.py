@@ -49,6 +49,13 @@ _SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, **_PLAIN},
     "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, **_PLAIN},
 }
+_READING_S = 3.0
+_TURNS = (
+    ("greedy", _SAMPLINGS["greedy"], _READING_S),
+    ("greedy and at once", _SAMPLINGS["greedy"], 0.0),
+    ("sampled", _SAMPLINGS["sampled"], _READING_S),
+)
+"""Second turns: name, sampling, and the pause before them."""
 _ANSWER_TOKENS = {1: 96, 4: 64, 8: 48}
 """Length of an answer by the number of clients."""
 _EDIT_WORDS = 90
@@ -197,8 +204,9 @@ def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figure
                 measured = [one for one in order if one.name != "llama.cpp" or not case.ours_only]
                 _record(values, parts.model_case(case, measured))
             _record(values, parts.model_first_tokens(lengths, rounds, order))
-            for name, sampling in _SAMPLINGS.items():
-                _record(values, parts.model_turns(lengths[500], rounds, name, sampling, order))
+            for name, sampling, pause_s in _TURNS:
+                turns = parts.model_turns(lengths[500], rounds, name, sampling, pause_s, order)
+                _record(values, turns)
             rounds += 1
             round_s = time.monotonic() - round_began_s
             print(f"round {rounds} of {asked.rounds}: {round_s:.0f} s", file=sys.stderr, flush=True)
@@ -244,7 +252,7 @@ def _fit(
         )
         # Drafts on and off are two cases of ours.
         answers_s *= share * (len(_SAMPLINGS) + 1)
-        prompts_s = (sum(lengths) + 2 * 600 + 300) * prompt_s
+        prompts_s = (sum(lengths) + len(_TURNS) * 600 + 300) * prompt_s
         if asked.rounds * servers * (questions_s + answers_s + prompts_s) < 60 * asked.minutes:
             break
     print(f"answers of {share:.0%} of their length, prompts of {lengths} tokens", file=sys.stderr)
