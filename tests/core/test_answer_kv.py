@@ -1,5 +1,6 @@
 """Answers recomputed while the engine is idle, so that the next turn reuses their KV."""
 
+import random
 from typing import Any
 
 import pytest
@@ -154,3 +155,32 @@ def test_an_idle_engine_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.core._answer_kv, "compute_next", compute_and_stop)
     bench.core.run()
     assert recomputed(bench)
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_random_conversations_are_answered_as_without_recomputed_answers(number: int) -> None:
+    draw = random.Random(number)
+    kind: dict[str, Any] = draw.choice(
+        [{}, {"share": False}, {"rewind": "last_n", "rewind_tokens": 20}, {"depth": 2}]
+    )
+    short_steps = [draw.sample(range(2, 80), 3) for _ in range(2)]
+    bench = Bench(
+        capabilities(**kind),
+        peaked,
+        ram=draw.choice([0, 300, 100_000]),
+        stumble=short_steps[0],
+        halt=short_steps[1],
+    )
+    texts: list[list[int]] = [[]]
+    for _ in range(6):
+        text = draw.choice(texts)
+        prompt = [*text, *draw.choices(b"abc", k=draw.randint(1, 30)), EOS, 97]
+        if len(prompt) > 300:
+            continue
+        seed = draw.choice([None, 3])
+        id_ = bench.ask(request(prompt, temperature=1.0, seed=seed, max_tokens=60))
+        bench.run_until_idle()
+        check_received(bench, id_, peaked)
+        texts.append(bench.requests[id_].sequences[0].tokens)
+        bench.recompute(draw.choice([0, 1, 100]))
+        bench.run_until_idle()

@@ -172,6 +172,7 @@ def model_turns(
     """
     first_ms: dict[str, float] = {}
     cpu_ms: dict[str, float] = {}
+    pause_ms: dict[str, float] = {}
     opening = f"{passage(words, 20 + number)}\n\nWhat is this text about, {label}?"
     for server in served:
         first = alone(server.port, chat(opening, 32, **sampling))
@@ -180,13 +181,18 @@ def model_turns(
             {"role": "assistant", "content": first.text},
             {"role": "user", "content": "Which of its points do you doubt most?"},
         ]
-        # The servers may work during the pause, which counts as CPU time of the turn.
-        before_s = server.all_cpu_s()
+        answered_s = server.all_cpu_s()
         time.sleep(pause_s)
+        before_s = server.all_cpu_s()
+        pause_ms[server.name] = (before_s - answered_s) * 1e3
         first_ms[server.name] = alone(server.port, second).first_s * 1e3
         cpu_ms[server.name] = (server.all_cpu_s() - before_s) * 1e3
     name = f"second turn, {label}"
-    return {f"{name}: ms to first token": first_ms, f"{name}: CPU ms": cpu_ms}
+    figures = {f"{name}: ms to first token": first_ms, f"{name}: CPU ms": cpu_ms}
+    if pause_s:
+        # A server may work while the person reads.
+        figures[f"{name}: CPU ms in the pause"] = pause_ms
+    return figures
 
 
 def words_for(served: Served, tokens: Sequence[int]) -> dict[int, int]:
