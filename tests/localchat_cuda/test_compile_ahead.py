@@ -19,6 +19,7 @@ from triton.runtime.jit import JitFunctionInfo
 from localchat.backend_api.interface import StepPlan
 from localchat.fit.hardware import ContainerLimits, read_machine
 from localchat_cuda.compile_ahead import trace, workers
+from localchat_cuda.compile_ahead.phase import FEW_ROWS, Phase
 from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import parse_config
@@ -310,12 +311,14 @@ def test_a_kernel_is_compiled_by_whoever_claims_it_first(tmp_path: Path) -> None
     (tmp_path / "claims").mkdir()
     job = job_of(TINY, AMPERE, slots=1, context=16)._replace(claims=str(tmp_path / "claims"))
     command = ["-m", "localchat_cuda.compile_ahead.trace"]
-    count = int(child(command, job, tmp_path / "cache"))
+    first, second, third, count_text = child(command, job, tmp_path / "cache").split()
+    assert [first, second, third] == [phase.name for phase in Phase]
+    count = int(count_text)
     assert count == len(list((tmp_path / "claims").iterdir())) > 5
     made = {path.name for path in (tmp_path / "cache").rglob("*.cubin")}
     assert {"_fused_kernel.cubin", "_merge_kernel.cubin", "_one_row_kernel.cubin"} <= made
     assert len(list((tmp_path / "cache").rglob("*.cubin"))) == count
-    assert int(child(command, job, tmp_path / "cache")) == 0
+    assert child(command, job, tmp_path / "cache").split()[-1] == "0"
 
 
 HASHED = """
@@ -419,6 +422,55 @@ def test_a_load_that_fails_ends_its_processes(
     ):
         raise ValueError("no room")
     assert [each.poll() is not None for each in one._processes] == [True, True]
+
+
+PHASES = """
+import os, sys, time
+sys.stdin.buffer.read()
+print("ONE_ROW", flush=True)
+while not os.path.exists({!r}): time.sleep(0.01)
+print("FEW_ROWS\\nALL\\n7", flush=True)
+"""
+
+
+def test_a_load_goes_on_once_the_first_phase_is_compiled(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_instead(monkeypatch, PHASES.format(str(tmp_path / "go")))
+    config = parse_config(TINY, "it")
+    with workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one:
+        one.wait(Phase.ONE_ROW)
+    assert not one.finished()
+    assert [each.poll() for each in one._processes] == [None, None]
+    (tmp_path / "go").touch()
+    one.wait(Phase.FEW_ROWS)
+    one.wait()
+    assert one.finished()
+    assert len(list(tmp_path.glob("localchat-*"))) == 1
+
+
+def test_stopped_processes_leave_no_record(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_instead(monkeypatch, PHASES.format(str(tmp_path / "go")))
+    config = parse_config(TINY, "it")
+    with workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one:
+        one.wait(Phase.ONE_ROW)
+    one.stop()
+    one.stop()
+    assert one.finished()
+    assert not list(tmp_path.glob("localchat-*"))
+
+
+def test_one_user_needs_no_kernels_of_later_phases() -> None:
+    shapes = list(trace.compile_shapes(can_of(parse_config(QWEN25, "it"))))
+    by_phase = {phase: [one for one in shapes if one.phase is phase] for phase in Phase}
+    alone, few, rest = by_phase.values()
+    assert {len(one.rows) for one in alone} == {1}
+    assert {one.rows[0][1] for one in alone} >= {1, 64, 512, 4096}
+    assert not any(drafts for one in alone for _, _, drafts in one.rows)
+    assert {len(one.rows) for one in few} <= set(range(1, FEW_ROWS + 1))
+    assert min(len(one.rows) for one in rest) > FEW_ROWS
 
 
 @pytest.mark.parametrize(("allowed", "words"), [(0, "on first use: No room"), (1, "with 1 proc")])

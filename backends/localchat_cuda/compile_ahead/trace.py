@@ -5,9 +5,11 @@ hundred. Compiled on first use, they would interrupt a conversation again and ag
 state table are on torch's device `meta` and pretend to be on a given GPU (launch.imagine), as does Triton's
 driver. So the code that runs later decides what is compiled, for any model, and Triton's cache stores it.
 
-Several processes launch the same steps (workers.py starts them). The first to claim a kernel compiles it.
+Several processes launch the same steps (workers.py starts them). The first to claim a kernel compiles it. The
+steps that one user needs for a first answer come first (Phase), so that a load waits only for those.
 
-    python -m localchat_cuda.compile_ahead.trace < JOB    a pickled CompileJob; prints the number of kernels
+    python -m localchat_cuda.compile_ahead.trace < JOB    a pickled CompileJob; prints each finished phase, and
+                                                          the number of kernels
 """
 
 import hashlib
@@ -37,6 +39,7 @@ from localchat.backend_api.interface import (
     StepRow,
 )
 from localchat.fit.kv_types import FP8
+from localchat_cuda.compile_ahead.phase import Phase
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import launch
@@ -149,6 +152,10 @@ def meta_runner(job: CompileJob) -> CudaRunner:
     return CudaRunner(model, capabilities, graphs=False)
 
 
+_NICENESS = 10
+"""Lower priority of a process once the load no longer waits for it."""
+
+
 class CompileShape(NamedTuple):
     """Step that needs kernels of its own."""
 
@@ -161,6 +168,10 @@ class CompileShape(NamedTuple):
     def tokens(self) -> int:
         """Tokens of the step's sequences in the KV cache."""
         return sum(start + width for start, width, _ in self.rows)
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.of(len(self.rows), drafts=any(drafts for _, _, drafts in self.rows))
 
 
 def compile_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
@@ -316,18 +327,33 @@ def only_compile(gpu: launch.Traits, claims: Claims) -> None:
     launch.imagine(gpu)
 
 
-def compile_all(job: CompileJob) -> tuple[int, list[Exception]]:
-    """Compile all kernels that no other process has claimed. Return their number and the errors."""
+def compile_all(job: CompileJob, finished: Callable[[Phase], None]) -> tuple[int, list[Exception]]:
+    """Compile all kernels that no other process has claimed. Return their number and the errors.
+
+    `finished`: called after each phase."""
     claims = Claims(job.claims)
     only_compile(job.gpu, claims)
     runner = meta_runner(job)
-    errors = launch_all(runner, job.config.vocabulary, compile_shapes(job.capabilities))
+    shapes = list(compile_shapes(job.capabilities))
+    errors: list[Exception] = []
+    for phase in Phase:
+        steps = [shape for shape in shapes if shape.phase is phase]
+        errors += launch_all(runner, job.config.vocabulary, steps)
+        finished(phase)
     return claims.count, errors
+
+
+def _report(phase: Phase) -> None:
+    sys.stdout.write(f"{phase.name}\n")
+    sys.stdout.flush()
+    if phase is Phase.ONE_ROW:
+        os.nice(_NICENESS)
 
 
 def main() -> int:
     """Compile the job from stdin."""
-    count, errors = compile_all(pickle.load(sys.stdin.buffer))  # noqa: S301 (written by workers.py)
+    job = pickle.load(sys.stdin.buffer)  # noqa: S301 (written by workers.py)
+    count, errors = compile_all(job, _report)
     sys.stdout.write(f"{count}\n")
     for error in errors:
         sys.stderr.write(f"{error}\n")

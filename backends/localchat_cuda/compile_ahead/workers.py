@@ -1,8 +1,8 @@
 """Compiles a model's kernels ahead, in parallel processes, if Triton's cache lacks them.
 
-This module starts processes of trace.py while the weights are read, and waits for them. They need no GPU, but
-memory and a core each. A file in Triton's cache records that all kernels were compiled, so that later loads
-start no processes.
+This module starts processes of trace.py while the weights are read. They need no GPU, but memory and a core
+each. A load waits for their first phase; the others go on while the model answers, and a step waits for its own
+phase. A file in Triton's cache records that all kernels were compiled, so that later loads start no processes.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import triton
 
 from localchat.backend_api.interface import Capabilities
 from localchat.fit.hardware import read_limits, read_machine
+from localchat_cuda.compile_ahead.phase import Phase
 from localchat_cuda.compile_ahead.trace import CompileJob, all_shapes
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import ModelConfig
@@ -38,7 +40,9 @@ _PROCESS_BYTES = 1_000_000_000
 
 
 class CompileAhead:
-    """Compiling processes. A CPU, or a model whose kernels were compiled before, has none."""
+    """Compiling processes. A CPU, or a model whose kernels were compiled before, has none.
+
+    As a context manager it stops them if the load fails."""
 
     def __init__(
         self,
@@ -53,7 +57,8 @@ class CompileAhead:
         formats: LayerFormats = (),
     ) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._claims: tempfile.TemporaryDirectory[str] | None = None
+        self._ended = {phase: threading.Event() for phase in Phase}
+        """Set once all processes have finished a phase, or have ended."""
         if device.type != "cuda" or launch.interpreted():
             return
         job = CompileJob(
@@ -62,23 +67,28 @@ class CompileAhead:
         self._done_file = Path(triton.knobs.cache.dir) / f"localchat-{_digest(job)}"
         if self._done_file.exists():
             return
+        claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
         try:
-            self._start(job, _process_count())
+            self._start(job._replace(claims=claims.name), _process_count())
         except OSError as error:
+            claims.cleanup()
             notify(f"Kernels will compile on first use: {error.strerror or error}.")
-        if self._processes:
-            count = len(self._processes)
-            notify(f"Compiling this model's kernels with {count} processes; later loads skip this.")
+            return
+        count = len(self._processes)
+        notify(
+            f"Compiling this model's kernels with {count} processes; later loads skip this. "
+            "Until it is done, several requests at once may wait for it."
+        )
+        threading.Thread(
+            target=self._follow, args=(claims,), name="compile ahead", daemon=True
+        ).start()
 
     def _start(self, job: CompileJob, count: int) -> None:
         """Start up to `count` processes. Raises OSError if none can be started."""
-        self._claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
-        text = pickle.dumps(job._replace(claims=self._claims.name))
+        text = pickle.dumps(job)
         for _ in range(count):
             try:
-                process = subprocess.Popen(
-                    _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-                )
+                process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             except OSError:
                 if not self._processes:
                     raise
@@ -90,36 +100,49 @@ class CompileAhead:
                 process.stdin.write(text)
                 process.stdin.close()
 
+    def _follow(self, claims: tempfile.TemporaryDirectory[str]) -> None:
+        """Wait for the processes, phase by phase, and record that all have succeeded."""
+        for phase in Phase:
+            for process in self._processes:
+                assert process.stdout is not None
+                # Empty if the process has ended.
+                process.stdout.readline()
+            if phase is not Phase.ALL:
+                self._ended[phase].set()
+        statuses = [process.wait() for process in self._processes]
+        for process in self._processes:
+            assert process.stdout is not None
+            process.stdout.close()
+        if not any(statuses):
+            # Without the file, the next load compiles again.
+            with contextlib.suppress(OSError):
+                self._done_file.parent.mkdir(parents=True, exist_ok=True)
+                self._done_file.touch()
+        claims.cleanup()
+        self._ended[Phase.ALL].set()
+
     def __enter__(self) -> "CompileAhead":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def wait(self) -> None:
-        """Wait until all kernels are compiled. Kernels that failed are compiled on first use."""
-        if not self._processes:
-            return
-        try:
-            statuses = [process.wait(_TIMEOUT_S) for process in self._processes]
-            if not any(statuses):
-                # Without the file, the next load compiles again.
-                with contextlib.suppress(OSError):
-                    self._done_file.parent.mkdir(parents=True, exist_ok=True)
-                    self._done_file.touch()
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None:
             self.stop()
 
+    def finished(self) -> bool:
+        """See phase.Compiling."""
+        return not self._processes or self._ended[Phase.ALL].is_set()
+
+    def wait(self, phase: Phase = Phase.ALL, timeout_s: float = _TIMEOUT_S) -> None:
+        """See phase.Compiling. Kernels that failed are compiled on first use."""
+        if self._processes:
+            self._ended[phase].wait(timeout_s)
+
     def stop(self) -> None:
-        """Kill processes that still compile. Idempotent."""
+        """See phase.Compiling."""
         for process in self._processes:
             process.kill()
-            process.wait()
-        if self._claims is not None:
-            self._claims.cleanup()
-        self._claims = None
+        if self._processes:
+            self._ended[Phase.ALL].wait()
 
 
 def _digest(job: CompileJob) -> str:
