@@ -39,7 +39,7 @@ class _Text(NamedTuple):
 
 
 class AnswerKV:
-    """Answers to recompute. Used by the engine core's thread, except for `is_in_the_way`."""
+    """Answers to recompute. Used by the engine core's thread, except for `give_way`."""
 
     def __init__(
         self,
@@ -61,11 +61,17 @@ class AnswerKV:
     def add(self, sequence: Sequence) -> None:
         """Queue the answer of a sequence that has ended, if a later turn could not reuse it."""
         request_state = sequence.request_state
-        cuts = request_state.cuts
         answer_tokens = sequence.known - request_state.prompt_tokens
-        if cuts is None or not sequence.exact_mode or len(request_state.sequences) > 1:
+        if (
+            request_state.cuts is None
+            or not sequence.exact_mode
+            or len(request_state.sequences) > 1
+        ):
             return
         if answer_tokens < _MIN_ANSWER_TOKENS or on_battery():
+            return
+        if request_state.reasoning_tokens:
+            # Most templates leave the reasoning of earlier answers out.
             return
         tokens = self._with_turn_end(tuple(sequence.tokens), request_state.prompt_tokens)
         if self._kv_cache.never_fits(len(tokens)):

@@ -87,6 +87,15 @@ def test_other_answers_are_not_recomputed(changes: dict[str, Any]) -> None:
     assert not bench.recompute()
 
 
+def test_answer_with_reasoning_is_not_recomputed() -> None:
+    bench = Bench(capabilities(), periodic)
+    id_ = bench.ask(request(QUESTION, **SEEDED))
+    bench.step(20)
+    bench.requests[id_].sequences[0].output.reasoning_tokens = 5
+    bench.run_until_idle()
+    assert not bench.recompute()
+
+
 @pytest.mark.parametrize("kind", [{"block_tokens": 4}, {"rewind": "checkpoint", "state_bytes": 10}])
 def test_other_caches_are_left_alone(kind: dict[str, Any]) -> None:
     bench = Bench(capabilities(**kind), periodic)
