@@ -1,12 +1,14 @@
 """Answers recomputed while the engine is idle, so that the next turn reuses their KV."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localchat.backend_api.interface import StepPlan
 from localchat.engine.request import GenerateRequest
+from localchat.kv_store.store import KVStore
 from tests.support.engine_core_bench import (
     Bench,
     capabilities,
@@ -101,6 +103,25 @@ def test_other_caches_are_left_alone(kind: dict[str, Any]) -> None:
     bench = Bench(capabilities(**kind), periodic)
     turn(bench, QUESTION)
     assert not bench.recompute()
+
+
+def test_recomputed_answer_goes_to_the_disk_once(tmp_path: Path) -> None:
+    def start() -> Bench:
+        return Bench(
+            capabilities(exports="range"), periodic, disk=KVStore(tmp_path / "kv", 1 << 30)
+        )
+
+    bench = start()
+    text = turn(bench, (*QUESTION, *b"x:"), owner="chat")
+    bench.recompute()
+    bench.store()
+    assert bench.disk_tier is not None
+    store = bench.disk_tier._store
+    assert store.writer.drain(60)
+    # A range has 8 tokens.
+    assert len(list(store.files())) == -(-len(text) // 8)
+    bench = start()
+    assert cached(bench, request((*text, *QUESTION), seed=1)) == len(text)
 
 
 def test_a_chunk_without_result_is_computed_again() -> None:

@@ -251,13 +251,16 @@ class SlotKVCacheManager:
         ops: list[MemoryOp] = []
         idle = self._idle
         self._idle = None
+        if idle is not None and idle.owner == owner:
+            # The sequence replaces a text that it continues.
+            shared = idle.prefix.common_length(np.asarray(tokens, np.int32))
+            idle.disposable |= shared == len(idle.prefix)
         if idle is not None and idle is source:
             entry = idle
             if cached < len(idle.prefix):
                 if len(idle.prefix) - cached >= self._min_swap_tokens:
                     # With less in common, it is another conversation with the same start.
-                    continues = idle.prefix.common_length(np.asarray(tokens)) == len(idle.prefix)
-                    same = continues or 2 * cached >= len(idle.prefix)
+                    same = idle.disposable or 2 * cached >= len(idle.prefix)
                     idle.disposable = idle.owner == owner and same
                     ops += self._swap_out(idle, None)
                 ops += self._truncate(idle, cached)
