@@ -382,7 +382,12 @@ def run_instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", program))
 
 
-READS = "import os, sys; assert sys.stdin.buffer.read(); open({!r} + str(os.getpid()), 'w')"
+READS = """
+import os, sys
+assert sys.stdin.buffer.read()
+open({!r} + str(os.getpid()), "w")
+print("ONE_ROW\\nFEW_ROWS\\nALL\\n7")
+"""
 
 
 def test_a_compiled_model_is_not_compiled_again(
@@ -396,7 +401,7 @@ def test_a_compiled_model_is_not_compiled_again(
     assert len(said) == 2
     assert "kernels with 2 processes" in said[0]
     assert len(list(tmp_path.glob("ran-*"))) == 4
-    assert len(list(tmp_path.glob("localchat-*"))) == 2
+    assert len(list(tmp_path.glob("localchat-*"))) == 2 * len(Phase)
 
 
 def test_failed_processes_are_started_again_next_time(
@@ -427,8 +432,9 @@ def test_a_load_that_fails_ends_its_processes(
 PHASES = """
 import os, sys, time
 sys.stdin.buffer.read()
+open({0!r} + str(os.getpid()), "w")
 print("ONE_ROW", flush=True)
-while not os.path.exists({!r}): time.sleep(0.01)
+while not os.path.exists({1!r}): time.sleep(0.01)
 print("FEW_ROWS\\nALL\\n7", flush=True)
 """
 
@@ -436,7 +442,7 @@ print("FEW_ROWS\\nALL\\n7", flush=True)
 def test_a_load_goes_on_once_the_first_phase_is_compiled(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run_instead(monkeypatch, PHASES.format(str(tmp_path / "go")))
+    run_instead(monkeypatch, PHASES.format(str(tmp_path / "ran-"), str(tmp_path / "go")))
     config = parse_config(TINY, "it")
     with workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one:
         one.wait(Phase.ONE_ROW)
@@ -446,20 +452,47 @@ def test_a_load_goes_on_once_the_first_phase_is_compiled(
     one.wait(Phase.FEW_ROWS)
     one.wait()
     assert one.finished()
-    assert len(list(tmp_path.glob("localchat-*"))) == 1
+    assert len(list(tmp_path.glob("localchat-*"))) == len(Phase)
 
 
-def test_stopped_processes_leave_no_record(
+def test_stopped_processes_are_started_again_only_when_they_are_needed(
     gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run_instead(monkeypatch, PHASES.format(str(tmp_path / "go")))
+    run_instead(monkeypatch, PHASES.format(str(tmp_path / "ran-"), str(tmp_path / "go")))
     config = parse_config(TINY, "it")
     with workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one:
         one.wait(Phase.ONE_ROW)
     one.stop()
     one.stop()
     assert one.finished()
-    assert not list(tmp_path.glob("localchat-*"))
+    (record,) = tmp_path.glob("localchat-*")
+    assert record.name.endswith(f"-{Phase.ONE_ROW.value}")
+    said = list[str]()
+    (tmp_path / "go").touch()
+    with workers.CompileAhead(config, can_of(config), gpu, said.append) as later:
+        later.wait(Phase.ONE_ROW)
+    assert not later._processes
+    assert not said
+    later.wait(Phase.FEW_ROWS)
+    later.wait()
+    assert len(said) == 1
+    assert len(list(tmp_path.glob("ran-*"))) == 4
+    assert len(list(tmp_path.glob("localchat-*"))) == len(Phase)
+
+
+def test_what_no_step_needed_is_not_compiled_by_a_program_that_soon_ends(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
+    config = parse_config(TINY, "it")
+    one = workers.CompileAhead(config, can_of(config), gpu, lambda text: None)
+    one.wait()
+    one._record(Phase.ALL).unlink()
+    later = workers.CompileAhead(config, can_of(config), gpu, lambda text: None)
+    later.wait(Phase.ONE_ROW)
+    later.stop()
+    assert later.finished()
+    assert len(list(tmp_path.glob("ran-*"))) == 2
 
 
 def test_one_user_needs_no_kernels_of_later_phases() -> None:
@@ -491,7 +524,8 @@ def test_the_load_goes_on_if_processes_cannot_be_started(
     with workers.CompileAhead(config, can_of(config), gpu, said.append) as one:
         one.wait()
     assert len(said) == 1 and words in said[0]
-    assert len(list(tmp_path.glob("localchat-*"))) == len(list(tmp_path.glob("ran-*"))) == allowed
+    assert len(list(tmp_path.glob("ran-*"))) == allowed
+    assert len(list(tmp_path.glob("localchat-*"))) == allowed * len(Phase)
 
 
 def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
@@ -504,9 +538,9 @@ def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
 
 
 def test_steps_that_did_not_fit_a_small_cache_are_compiled_for_a_larger_one(
-    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run_instead(monkeypatch, "import sys; sys.stdin.buffer.read()")
+    run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
     config, said = parse_config(TINY, "it"), list[str]()
     can, counts = can_of(config), list[int]()
     for tokens in (8192, 9000, 10**6, 2 * 10**6):

@@ -26,6 +26,11 @@ class Phase(IntEnum):
         return Phase.ALL
 
 
+def phase_line(phase: Phase, *, ok: bool) -> str:
+    """Return the line with which a process reports the end of a phase."""
+    return f"{phase.name}\n" if ok else f"{phase.name} failed\n"
+
+
 class Compiling(Protocol):
     """Kernels that other processes compile; see workers.CompileAhead."""
 
@@ -33,8 +38,12 @@ class Compiling(Protocol):
         """Return True once all kernels are compiled, or will be on first use."""
         ...
 
-    def wait(self, phase: Phase, timeout_s: float = ...) -> None:
-        """Wait until the kernels of a phase are compiled, and those of earlier ones."""
+    def wait(self, phase: Phase) -> None:
+        """Wait until the kernels of a phase and of earlier ones are compiled."""
+        ...
+
+    def idle(self, seconds: float) -> None:
+        """Let time pass while nothing else is to do. Returns early once all kernels are compiled."""
         ...
 
     def stop(self) -> None:

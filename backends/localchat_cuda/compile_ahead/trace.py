@@ -20,11 +20,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia_driver
+from triton.compiler import CompiledKernel
 from triton.errors import TritonError
 from triton.runtime.jit import JITFunction, JitFunctionInfo
 
@@ -39,7 +42,7 @@ from localchat.backend_api.interface import (
     StepRow,
 )
 from localchat.fit.kv_types import FP8
-from localchat_cuda.compile_ahead.phase import Phase
+from localchat_cuda.compile_ahead.phase import Phase, phase_line
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import launch
@@ -306,8 +309,26 @@ def _specialization(argument: object) -> Hashable:
     return type(argument), argument
 
 
+def _build_launcher(kernel: CompiledKernel) -> None:
+    """Compile the C function that launches a kernel. Triton 3.9 and later need none."""
+    if hasattr(nvidia_driver, "make_launcher"):
+        nvidia_driver.CudaLauncher(kernel.src, kernel.metadata)
+
+
+def _without_torch_compile() -> None:
+    """Keep torch from importing its compiler, which takes 4 s.
+
+    It does so at the first operation on `meta` that is written in Python, to exclude it from compilation."""
+    if "torch._dynamo" not in sys.modules:
+        stub = ModuleType("torch._dynamo")
+        stub.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
+        sys.modules["torch._dynamo"] = stub
+        torch._dynamo = stub
+
+
 def only_compile(gpu: launch.Traits, claims: Claims) -> None:
     """Make launches in this process only compile, for this GPU, into Triton's cache."""
+    _without_torch_compile()
     run = triton.runtime.jit.JITFunction.run
     compiled = dict[Hashable, object]()
 
@@ -316,7 +337,10 @@ def only_compile(gpu: launch.Traits, claims: Claims) -> None:
             values = map(_specialization, (*arguments, *options.values()))
             key = (id(kernel), *options, *values)
             if key not in compiled:
-                compiled[key] = run(kernel, *arguments, grid=grid, warmup=True, **options)
+                made = run(kernel, *arguments, grid=grid, warmup=True, **options)
+                if made is not None:
+                    _build_launcher(made)
+                compiled[key] = made
             return compiled[key]
 
         return launched
@@ -327,10 +351,12 @@ def only_compile(gpu: launch.Traits, claims: Claims) -> None:
     launch.imagine(gpu)
 
 
-def compile_all(job: CompileJob, finished: Callable[[Phase], None]) -> tuple[int, list[Exception]]:
+def compile_all(
+    job: CompileJob, finished: Callable[[Phase, list[Exception]], None]
+) -> tuple[int, list[Exception]]:
     """Compile all kernels that no other process has claimed. Return their number and the errors.
 
-    `finished`: called after each phase."""
+    `finished`: called after each phase with its errors."""
     claims = Claims(job.claims)
     only_compile(job.gpu, claims)
     runner = meta_runner(job)
@@ -338,13 +364,14 @@ def compile_all(job: CompileJob, finished: Callable[[Phase], None]) -> tuple[int
     errors: list[Exception] = []
     for phase in Phase:
         steps = [shape for shape in shapes if shape.phase is phase]
-        errors += launch_all(runner, job.config.vocabulary, steps)
-        finished(phase)
+        failed = launch_all(runner, job.config.vocabulary, steps)
+        errors += failed
+        finished(phase, failed)
     return claims.count, errors
 
 
-def _report(phase: Phase) -> None:
-    sys.stdout.write(f"{phase.name}\n")
+def _report(phase: Phase, errors: list[Exception]) -> None:
+    sys.stdout.write(phase_line(phase, ok=not errors))
     sys.stdout.flush()
     if phase is Phase.ONE_ROW:
         os.nice(_NICENESS)

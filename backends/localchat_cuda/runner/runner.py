@@ -396,7 +396,7 @@ class CudaRunner:
 
         A new request waits for this run only. The last run of a step captures its graph."""
         if self.compiling is not None and not self.compiling.finished():
-            self.compiling.wait(Phase.ALL, _COMPILING_S)
+            self.compiling.idle(_COMPILING_S)
             return True
         has_work = self._missing or self._repeated
         if self._drafter is not None and not has_work and self._drafter.runner.warm_up_next():
