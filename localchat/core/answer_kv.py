@@ -59,7 +59,7 @@ class AnswerKV:
         """Salt and tokens of the chunk in the runner, with all tokens before it."""
 
     def add(self, sequence: Sequence) -> None:
-        """Queue the answer of a sequence that has ended, if a later turn could not reuse it."""
+        """Queue the answer of an ended sequence, if a later turn cannot reuse its KV."""
         request_state = sequence.request_state
         answer_tokens = sequence.known - request_state.prompt_tokens
         if (
@@ -80,7 +80,7 @@ class AnswerKV:
         self._texts.append(_Text(tokens, cuts, cuts.floor(sequence.exact), request_state))
 
     def _with_turn_end(self, tokens: tuple[int, ...], prompt_tokens: int) -> tuple[int, ...]:
-        """Return the tokens with the one that a template writes after an answer that was cut off."""
+        """Return the tokens with an end of the turn, which templates add to unfinished answers."""
         if tokens[-1] in self._turn_ends:
             return tokens
         for token in reversed(tokens[:prompt_tokens]):

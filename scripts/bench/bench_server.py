@@ -11,8 +11,9 @@ requests.
 `model` serves real models by localchat and by llama.cpp's own server in the wheel xllamacpp, with the same
 library, threads, slots and context. It measures 1, 4 and 8 clients, greedy, and at temperature 0.8 with top-k
 and top-p, drafts on and off; edits, time to first token of 500 and 2,000 tokens, a second turn at once and
-after a pause for reading, memory, and CPU time per token. Prompts are natural and never repeat. MODEL is a GGUF file. Without one, SmolLM2 and
-Qwen2.5-Coder of the folder LOCALCHAT_REAL_MODELS are measured. A round measures everything once, with the
+after a pause for reading, memory, and CPU time per token. Prompts are natural and never repeat. MODEL is a GGUF
+file. Without one, SmolLM2 and Qwen2.5-Coder of the folder LOCALCHAT_REAL_MODELS are measured. A round measures
+everything once, with the
 servers in turn. Answers are shortened and the longest prompt is left out where all rounds would otherwise take
 longer than --minutes per model. No round starts that would end later, and --quick takes two rounds of fewer
 cases. --long measures only eight clients with prompts of 2,000 tokens, once, and the preemptions. Sampling is

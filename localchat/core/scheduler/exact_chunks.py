@@ -72,7 +72,7 @@ class TurnCuts:
 def find_at_cut(
     kv_cache: KVCacheManager, tokens: Sequence[int], salt: str, cuts: TurnCuts
 ) -> PrefixHit:
-    """Find a prefix that ends at a cut and has the bits of a fresh computation."""
+    """Find a prefix with the bits of a fresh computation that ends at a cut."""
     hit = longest = kv_cache.find_prefix(tokens[: cuts.last + 1], salt, 1)
     while (end := cuts.floor(hit.cached)) < hit.cached:
         hit = kv_cache.find_prefix(tokens[: end + 1], salt, 1)

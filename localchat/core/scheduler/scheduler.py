@@ -155,7 +155,7 @@ class Scheduler:
             self._leave.append(sequence.number)
 
     def leave_runner(self, number: int) -> None:
-        """Remove a sequence that entered the runner in a step of another part of the core."""
+        """Remove a sequence from the runner that another part of the core entered."""
         self._leave.append(number)
 
     def start_fork(self, parent: Sequence, child: Sequence) -> None:
