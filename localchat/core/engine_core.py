@@ -15,6 +15,7 @@ from localchat.backend_api.drafter import DraftingRunner
 from localchat.backend_api.interface import Runner, Tokenizer
 from localchat.backend_api.media import MediaChunk, MediaRunner
 from localchat.backend_api.prepared_steps import PreparingRunner
+from localchat.core.answer_kv import AnswerKV
 from localchat.core.event_sender import EventSender
 from localchat.core.kv_cache.disk_tier import DiskRead, DiskTier
 from localchat.core.kv_cache.manager import KVCacheManager
@@ -33,6 +34,8 @@ from localchat.engine.events import EngineStats, Event
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 
 _METRICS_INTERVAL_S = 0.05
+_RECOMPUTE_AFTER_S = 0.05
+"""Idle time before answers are recomputed. Scripts send their next request earlier."""
 _WARM_UP_AFTER_S = 0.25
 """Idle time before the runner warms up. Requests in quick succession do not wait for it."""
 _RETRY_S = 0.05
@@ -120,6 +123,7 @@ class EngineCore:
             callbacks.send_events, callbacks.send_failure, kv_cache.usage, fingerprint, coalesce_s
         )
         self._counters = counters if counters is not None else EngineCounters()
+        self._answer_kv = AnswerKV(runner, kv_cache, self._scheduler, tokenizer.eog)
         self.output_processor = OutputProcessor(
             can,
             tokenizer,
@@ -130,6 +134,7 @@ class EngineCore:
             self._counters,
             self._step_costs,
             self._draft_planner,
+            self._answer_kv,
         )
         self._stopped = False
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
@@ -142,6 +147,7 @@ class EngineCore:
     def submit(self, request_state: RequestState) -> None:
         """Queue a request with its sequences."""
         self._commands.put(request_state)
+        self._answer_kv.give_way(request_state)
 
     def cancel(self, id_: int) -> None:
         """Cancel a request. It leaves with the next plan, and a step with no other request is aborted."""
@@ -187,10 +193,17 @@ class EngineCore:
             self.output_processor.fail(request_state, EngineClosed("the engine was closed"))
 
     def _wait_for_command(self) -> _Command:
-        """Wait for the next command. Meanwhile, warm up the runner and write texts to the disk."""
+        """Wait for the next command.
+
+        Meanwhile, recompute answers, warm up the runner and write texts to the disk.
+        """
         if self._reading:
             # The loaded prompt comes next, and a capture or a write would delay it.
             return self._commands.get()
+        with suppress(queue.Empty):
+            return self._commands.get(timeout=_RECOMPUTE_AFTER_S)
+        while self._commands.empty() and self._answer_kv.compute_next():
+            pass
         with suppress(queue.Empty):
             return self._commands.get(timeout=_WARM_UP_AFTER_S)
         while True:

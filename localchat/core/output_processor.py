@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from localchat.backend_api.interface import Capabilities, Sample, StepResult, Tokenizer
 from localchat.backend_api.sampling.reference import NOTHING
+from localchat.core.answer_kv import AnswerKV
 from localchat.core.event_sender import EventSender
 from localchat.core.kv_cache.manager import KVCacheManager
 from localchat.core.scheduler.scheduler import Scheduler
@@ -59,8 +60,10 @@ class OutputProcessor:
         counters: EngineCounters,
         step_costs: CostModel,
         draft_planner: DraftPlanner,
+        answer_kv: AnswerKV,
     ) -> None:
         self._tokenizer = tokenizer
+        self._answer_kv = answer_kv
         self._kv_cache = kv_cache
         self._token_budget = token_budget
         self._scheduler = scheduler
@@ -555,6 +558,7 @@ class OutputProcessor:
             # Later prompts of this conversation contain this prompt, so it need not be stored.
             sampled_tokens = sequence.tokens[max(0, request_state.prompt_tokens - SPAN) :]
             self.earlier_texts.add(request_state.request.salt, sampled_tokens)
+            self._answer_kv.add(sequence)
         self._end_sequence(sequence)
         if request_state.ended and self.requests.pop(request_state.id, None) is not None:
             self._send_metrics(request_state, float("inf"))

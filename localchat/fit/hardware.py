@@ -59,6 +59,14 @@ class Machine:
         return sum(gpu.free_bytes for gpu in self.gpus)
 
 
+def on_battery() -> bool:
+    """Return whether this machine runs on its battery."""
+    if not hasattr(psutil, "sensors_battery"):
+        return False
+    battery = psutil.sensors_battery()
+    return battery is not None and battery.power_plugged is False
+
+
 def read_machine(root: Path = Path("/")) -> Machine:
     """Read this machine. root: the folder with /proc and /sys (for tests)."""
     memory = psutil.virtual_memory()

@@ -14,9 +14,10 @@ per token of server and engine, with sampled answers of 200 or 512 tokens, draft
 
 `model` serves real models by localchat and by llama.cpp's own server in the wheel xllamacpp, with the same
 library, threads, slots and context. It measures 1, 4 and 8 clients, greedy, and at temperature 0.8 with top-k
-and top-p, drafts on and off; edits, time to first token of 500 and 2,000 tokens, a second turn, memory, and
-CPU time per token. Prompts are natural and never repeat. MODEL is a GGUF file. Without one, SmolLM2 and
-Qwen2.5-Coder of the folder LOCALCHAT_REAL_MODELS are measured. A round measures everything once, with the
+and top-p, drafts on and off; edits, time to first token of 500 and 2,000 tokens, a second turn at once and
+after a pause for reading, memory, and CPU time per token. Prompts are natural and never repeat. MODEL is a GGUF
+file. Without one, SmolLM2 and Qwen2.5-Coder of the folder LOCALCHAT_REAL_MODELS are measured. A round measures
+everything once, with the
 servers in turn. Answers are shortened and the longest prompt is left out where all rounds would otherwise take
 longer than --minutes per model. No round starts that would end later, and --quick takes two rounds of fewer
 cases. --long measures only eight clients with prompts of 2,000 tokens, once, and the preemptions. Sampling is
@@ -57,6 +58,13 @@ _SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, **_PLAIN},
     "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, **_PLAIN},
 }
+_READING_S = 3.0
+_TURNS = (
+    ("greedy", _SAMPLINGS["greedy"], _READING_S),
+    ("greedy and at once", _SAMPLINGS["greedy"], 0.0),
+    ("sampled", _SAMPLINGS["sampled"], _READING_S),
+)
+"""Second turns: name, sampling, and the pause before them."""
 _ANSWER_TOKENS = {1: 96, 4: 64, 8: 48}
 """Length of an answer by the number of clients."""
 _EDIT_WORDS = 90
@@ -239,8 +247,9 @@ def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figure
                 measured = [one for one in order if one.name != "llama.cpp" or not case.ours_only]
                 _record(values, parts.model_case(case, measured))
             _record(values, parts.model_first_tokens(lengths, rounds, order))
-            for name, sampling in _SAMPLINGS.items():
-                _record(values, parts.model_turns(lengths[500], rounds, name, sampling, order))
+            for name, sampling, pause_s in _TURNS:
+                turns = parts.model_turns(lengths[500], rounds, name, sampling, pause_s, order)
+                _record(values, turns)
             rounds += 1
             round_s = time.monotonic() - round_began_s
             print(f"round {rounds} of {asked.rounds}: {round_s:.0f} s", file=sys.stderr, flush=True)
@@ -286,7 +295,7 @@ def _fit(
         )
         # Drafts on and off are two cases of ours.
         answers_s *= share * (len(_SAMPLINGS) + 1)
-        prompts_s = (sum(lengths) + 2 * 600 + 300) * prompt_s
+        prompts_s = (sum(lengths) + len(_TURNS) * 600 + 300) * prompt_s
         if asked.rounds * servers * (questions_s + answers_s + prompts_s) < 60 * asked.minutes:
             break
     print(f"answers of {share:.0%} of their length, prompts of {lengths} tokens", file=sys.stderr)

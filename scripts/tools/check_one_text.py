@@ -1,18 +1,22 @@
-"""One request, one text: cold, warm, without drafts, and after a restart from KV on the disk.
+"""One request, one text: cold, warm, without drafts, after a restart from KV on the disk, and in a second turn.
 
     PYTHONPATH=.:backends python scripts/tools/check_one_text.py MODEL [--backend NAME] [--prompts 200]
 
-Half of the requests are greedy, half have a seed. `--backend reference` converts a GGUF to a checkpoint
-and runs it on the CUDA backend's reference path, on the CPU. Every count must be 0 except for the one
-among neighbors, which says what batching changes. The last line is JSON.
+Half of the requests are greedy, half have a seed. Second turns follow at once and after a pause, in which an
+idle engine recomputes the answer, and are compared with those of a cold cache. `--backend reference` converts a
+GGUF to a checkpoint and runs it on the CUDA backend's reference path, on the CPU. Every count must be 0 except
+for the one among neighbors, which says what batching changes. The last line is JSON.
 """
 
 import argparse
 import json
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import msgspec
 
 from localchat.engine.events import Done, Prefill
 from localchat.engine.local.engine import LocalEngine
@@ -24,7 +28,7 @@ from tests.support.transformers_reference import TransformersReference
 
 SUBJECTS = (Path(__file__).parent / "everyday.txt").read_text("utf-8").splitlines()
 ENDINGS = ("", " Answer in one sentence.", " Give an example.", " Explain why.")
-RULES = " ".join(f"Rule {number}: call item {number} by its name." for number in range(40))
+RULES = " ".join(f"Rule {number}: call item {number} by its name." for number in range(24))
 """A system prompt that is long enough to be stored on the disk."""
 SYSTEM_PROMPTS = 20
 
@@ -50,12 +54,15 @@ def requests(count: int, tokens: int) -> list[GenerateRequest]:
 
 
 def without_drafts(request: GenerateRequest) -> GenerateRequest:
-    return GenerateRequest(
-        request.prompt,
-        sampling=request.sampling,
-        max_tokens=request.max_tokens,
-        owner=request.owner,
-        speculation=False,
+    return msgspec.structs.replace(request, speculation=False)
+
+
+def second_turn(request: GenerateRequest, answer: str, salt: str = "") -> GenerateRequest:
+    """Return the next request of a conversation. `salt`: names a cache of its own."""
+    assert isinstance(request.prompt, Messages)
+    following = (Message("assistant", answer), Message("user", "Say it again, but shorter."))
+    return msgspec.structs.replace(
+        request, prompt=Messages((*request.prompt.messages, *following)), salt=salt
     )
 
 
@@ -74,6 +81,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--neighbors", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds before a second turn")
     arguments = parser.parse_args()
     asked = requests(arguments.prompts, arguments.tokens)
     with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +94,9 @@ def main() -> None:
         kv_folder = Path(folder) / "kv"
 
         def start() -> LocalEngine:
-            load = LoadOptions(context_tokens=1024, max_slots=arguments.neighbors)
+            load = LoadOptions(
+                context_tokens=1024, max_slots=arguments.neighbors, threads=arguments.threads
+            )
             options = EngineOptions(
                 model,
                 load,
@@ -111,10 +122,23 @@ def main() -> None:
                 answer.text for answer in pool.map(lambda request: ask(engine, request), asked)
             ]
         differ[f"among {arguments.neighbors}"] = count_different(cold, beside)
+        turns: dict[str, list[str]] = {}
+        for name, pause_s in (("at once", 0.0), ("after a pause", arguments.pause)):
+            turns[name] = []
+            for request, text in zip(asked, cold, strict=True):
+                ask(engine, request)
+                time.sleep(pause_s)
+                turns[name].append(ask(engine, second_turn(request, text)).text)
         engine.close()
         engine = start()
         restarted = [cached_tokens(engine, request) for request in asked]
         differ["restarted"] = count_different(cold, [text for text, _ in restarted])
+        cold_turns = [
+            ask(engine, second_turn(request, text, salt=f"cold {number}")).text
+            for number, (request, text) in enumerate(zip(asked, cold, strict=True))
+        ]
+        for name, warm in turns.items():
+            differ[f"second turn {name}"] = count_different(cold_turns, warm)
         engine.close()
     loaded = sum(1 for _, tokens in restarted if tokens)
     print(f"{len(asked)} requests; {loaded} had tokens from the disk after the restart")

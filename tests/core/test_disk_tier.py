@@ -210,6 +210,22 @@ def test_conversations_that_ended_while_others_ran_are_written_too(tmp_path: Pat
         assert read_back(again, id_) > 90
 
 
+def test_conversations_of_which_the_cache_holds_only_one_are_all_written(tmp_path: Path) -> None:
+    bench = restarted(tmp_path, KINDS[0])
+    texts = [letter * 250 for letter in "abc"]
+    for text in texts:
+        bench.say(request(text, owner=text[0]))
+    bench.store()
+    assert bench.disk_tier is not None and bench.disk_tier._store.writer.drain(60)
+    # The last conversation is still in memory.
+    assert bench.say(request(texts[-1])).done.usage.cached_tokens >= 249
+    again = restarted(tmp_path, KINDS[0])
+    for text in texts:
+        id_ = again.ask(request(text))
+        again.run_until_idle()
+        assert read_back(again, id_) >= 249
+
+
 HISTORIES = int(os.environ.get("LOCALCHAT_HISTORIES", "60"))
 
 

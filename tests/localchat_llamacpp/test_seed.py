@@ -87,3 +87,30 @@ def test_a_seed_gives_the_same_bits_whatever_steps_cost(
     (cheap, drafted), dear = (_say(load(path, kv_type), power, n) for power in (0, 2))
     assert drafted == 0
     assert (cheap, drafted) == dear
+
+
+@pytest.mark.parametrize("form", [Form.F16, Form.Q8_0, Form.Q4_0])
+def test_the_next_turn_has_the_same_bits_behind_a_recomputed_answer(
+    load: Loader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form
+) -> None:
+    def tensor(self: ModelWriter, name: str, values: NDArray[np.float64]) -> None:
+        chosen = form if values.ndim == 2 else Form.F32
+        self.gguf.add_tensor(name, quantize(values.astype(np.float32), chosen), raw_dtype=chosen)
+
+    monkeypatch.setattr(ModelWriter, "tensor", tensor)
+    path = write_chain(tmp_path / "chain.gguf")
+    core = Core(load(path))
+    first = core.say(request(PROMPT, max_tokens=150, temperature=1.0, seed=7))
+    chunks = 0
+    while core.core._answer_kv.compute_next():
+        chunks += 1
+    text = [*PROMPT, *first.tokens]
+    following = request([*text, *PROMPT], max_tokens=40, temperature=1.0, seed=7)
+    second = core.say(following)
+    assert chunks
+    assert second.done.usage.cached_tokens == len(text) // 64 * 64
+    fresh = Core(load(path)).say(following)
+    assert second.tokens == fresh.tokens
+    assert [event for event in second.events if isinstance(event, Text)] == [
+        event for event in fresh.events if isinstance(event, Text)
+    ]

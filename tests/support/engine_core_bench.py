@@ -260,6 +260,13 @@ class Bench:
         while ranges and self.disk_tier.store_next():
             ranges -= 1
 
+    def recompute(self, chunks: int = 1_000) -> int:
+        """Recompute so many chunks of answers, as an idle engine does. Their number."""
+        computed = 0
+        while computed < chunks and self.core._answer_kv.compute_next():
+            computed += 1
+        return computed
+
     def check_nothing_left(self) -> None:
         check(self.kv_cache)
         assert self.kv_cache.usage().live == 0

@@ -197,9 +197,11 @@ class SlotStorage:
         """The tokens of a range, after the lowest position held."""
         return _exported(self.held(slot), self._slots[slot].earliest, start, end)
 
-    def export_saved(self, key: int, start: int, end: int) -> memoryview:
-        """The same of a saved state."""
+    def export_saved(self, key: int, start: int, end: int) -> memoryview | None:
+        """The same of a saved state. None: the cache has no room to load it."""
         text, earliest = self._saved[key]
+        if self.used + len(text) > self._can.kv_tokens:
+            return None
         return _exported(text, earliest, start, end)
 
     def saved(self) -> dict[int, int]:

@@ -127,6 +127,10 @@ class HostCache:
         self._last_key += 1
         return self._last_key
 
+    def has_room(self, tokens: int) -> bool:
+        """Return whether a state of this length fits without evicting another one."""
+        return self._bytes + self._size_bytes(tokens) <= self._capacity_bytes
+
     def save(
         self,
         slot: int,

@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from localchat.backend_api.interface import MemoryOp, Runner, StateRange
+from localchat.backend_api.interface import MemoryOp, Runner, StateRange, StepPlan
 from localchat.backend_api.kv_transfer import ExportingRunner
 from localchat.backend_api.media import cut_after, cut_before
 from localchat.core.kv_cache.disk_tier import (
@@ -34,7 +34,7 @@ _RANGE_BYTES = 2_000_000
 _RANGE_TOKENS = 256
 _MAX_RANGE_TOKENS = 4096
 _MAX_PENDING_BYTES = 128_000_000
-_EXACT = "\0exact by turns"
+_EXACT = "\0exact by turns, the last two joined"
 """Suffix of the salt of texts whose KV has the bits of a fresh computation. Names the rule of the chunks."""
 
 
@@ -59,7 +59,8 @@ class SlotDiskTier(DiskTier):
         super().__init__(
             store, f"{description} {can.exports} {can.kv_type}", model, _MAX_PENDING_BYTES
         )
-        self._runner = cast(ExportingRunner, runner)
+        self._runner = runner
+        self._exporter = cast(ExportingRunner, runner)
         self._kv_cache = kv_cache
         self._whole = can.exports == "whole"
         self._bytes_per_token = max(1, can.bytes_per_token)
@@ -167,6 +168,8 @@ class SlotDiskTier(DiskTier):
             end = length
             parent = self._namespace.root(salt)
         payload = self._export(text, start, end)
+        if payload is None and text.slot is None and self._evict_idle():
+            payload = self._export(text, start, end)
         if payload is None:
             text.mark_stored()
             return False
@@ -203,8 +206,21 @@ class SlotDiskTier(DiskTier):
 
     def _export(self, text: UnstoredText, start: int, end: int) -> memoryview | None:
         if text.slot is not None:
-            return self._runner.export_slot(text.slot, start, end)
-        return self._runner.export_saved(text.key, start, end)
+            return self._exporter.export_slot(text.slot, start, end)
+        return self._exporter.export_saved(text.key, start, end)
+
+    def _evict_idle(self) -> bool:
+        """Move the idle conversation to RAM. Return False if it stays.
+
+        To export a range of a saved state, the runner loads all of it into the cache.
+        """
+        operations = self._kv_cache.evict_idle()
+        if not operations:
+            return False
+        # Nothing is in flight, and the scheduler has no operations for a plan.
+        self._runner.launch(StepPlan(number=0, rows=(), memory=operations))
+        self._runner.collect()
+        return True
 
     def _finish(self, deadline_s: float) -> None:
         while time.monotonic() < deadline_s:

@@ -251,12 +251,17 @@ class SlotKVCacheManager:
         ops: list[MemoryOp] = []
         idle = self._idle
         self._idle = None
+        if idle is not None and idle.owner == owner:
+            # The sequence replaces a text that it continues.
+            shared = idle.prefix.common_length(np.asarray(tokens, np.int32))
+            idle.disposable |= shared == len(idle.prefix)
         if idle is not None and idle is source:
             entry = idle
             if cached < len(idle.prefix):
                 if len(idle.prefix) - cached >= self._min_swap_tokens:
                     # With less in common, it is another conversation with the same start.
-                    idle.disposable = idle.owner == owner and 2 * cached >= len(idle.prefix)
+                    same = idle.disposable or 2 * cached >= len(idle.prefix)
+                    idle.disposable = idle.owner == owner and same
                     ops += self._swap_out(idle, None)
                 ops += self._truncate(idle, cached)
                 idle.prefix = idle.prefix.head(cached)
@@ -458,6 +463,15 @@ class SlotKVCacheManager:
 
     def _evict_to_host(self, entry: _SlotEntry, pinned: SavedState | None) -> list[MemoryOp]:
         return [*self._swap_out(entry, pinned), *self._drop(entry)]
+
+    def evict_idle(self) -> tuple[MemoryOp, ...]:
+        """Move the idle conversation to RAM. Return no operations if it stays, because RAM has no room."""
+        idle = self._idle
+        if idle is None or not self._host_cache.has_room(len(idle.prefix)):
+            return ()
+        self._idle = None
+        self._version += 1
+        return tuple(self._evict_to_host(idle, None))
 
     def _swap_out(self, entry: _SlotEntry, pinned: SavedState | None) -> list[MemoryOp]:
         if len(entry.prefix) < self._min_swap_tokens:

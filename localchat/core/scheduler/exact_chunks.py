@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Container, Sequence
 
 from localchat.backend_api.media import MediaSpan
+from localchat.core.kv_cache.manager import KVCacheManager, PrefixHit
 
 _MIN_TURN_TOKENS = 16
 """Tokens after a cut without another cut, because narrow steps cost more per token."""
@@ -23,22 +24,37 @@ class TurnCuts:
     Each cut depends only on the tokens before it. So prompts with a common prefix have the same cuts in it.
     """
 
-    def __init__(self, tokens: Sequence[int], turn_ends: Container[int], chunk: int) -> None:
-        """`turn_ends`: ids of the tokens that end a turn. `chunk`: tokens of the longest chunk."""
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        turn_ends: Container[int],
+        chunk: int,
+        *,
+        continues: bool = False,
+    ) -> None:
+        """`turn_ends`: ids of the tokens that end a turn. `chunk`: tokens of the longest chunk.
+
+        `continues`: the tokens are the start of later prompts, whose last chunk is not known.
+        """
         self._length = len(tokens)
         turns = [end for end, token in enumerate(tokens, 1) if token in turn_ends]
         self._cuts = cuts = [0]
         for end in (*turns, self._length):
             cuts += range(cuts[-1] + chunk, end, chunk)
-            if end < self._length and end - cuts[-1] >= _MIN_TURN_TOKENS:
+            inside = end < self._length or (continues and end in turns[-1:])
+            if inside and end - cuts[-1] >= _MIN_TURN_TOKENS:
                 cuts.append(end)
-        if len(cuts) > 1 and self._length - cuts[-2] <= min(_MAX_JOINED_TOKENS, chunk):
+        if continues or len(cuts) == 1 or cuts[-1:] != turns[-1:]:
+            # Turns before the last one are usually cached, so a short question is not joined with them.
+            return
+        if self._length - cuts[-2] <= min(_MAX_JOINED_TOKENS, chunk):
             # A chunk of a few tokens costs nearly as much as a wider one.
             cuts.pop()
 
     @property
     def last(self) -> int:
-        """Start of the last chunk, which is always computed."""
+        """Start of the last chunk, which is always computed. With `continues`, the end of the last whole
+        chunk."""
         return self._cuts[-1]
 
     def floor(self, position: int) -> int:
@@ -51,6 +67,17 @@ class TurnCuts:
         if index == len(self._cuts):
             return self._length
         return self._cuts[index]
+
+
+def find_at_cut(
+    kv_cache: KVCacheManager, tokens: Sequence[int], salt: str, cuts: TurnCuts
+) -> PrefixHit:
+    """Find a prefix with the bits of a fresh computation that ends at a cut."""
+    hit = longest = kv_cache.find_prefix(tokens[: cuts.last + 1], salt, 1)
+    while (end := cuts.floor(hit.cached)) < hit.cached:
+        hit = kv_cache.find_prefix(tokens[: end + 1], salt, 1)
+    # A search up to a cut finds all that it asks for, so it gives no reason.
+    return hit._replace(why_missed=hit.why_missed or longest.why_missed)
 
 
 def chunk_end(media: Sequence[MediaSpan], start: int, chunk: int) -> int:

@@ -30,7 +30,13 @@ from localchat.core.kv_cache.manager import (
     exact_chunk_tokens,
 )
 from localchat.core.scheduler.decode_run import DecodeRun
-from localchat.core.scheduler.exact_chunks import TurnCuts, chunk_end, chunk_floor, whole_end
+from localchat.core.scheduler.exact_chunks import (
+    TurnCuts,
+    chunk_end,
+    chunk_floor,
+    find_at_cut,
+    whole_end,
+)
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep, StepBuilder
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import Sequence, State
@@ -149,6 +155,10 @@ class Scheduler:
         if sequence.number in self._entered:
             self._entered.remove(sequence.number)
             self._leave.append(sequence.number)
+
+    def leave_runner(self, number: int) -> None:
+        """Remove a sequence from the runner that another part of the core entered."""
+        self._leave.append(number)
 
     def start_fork(self, parent: Sequence, child: Sequence) -> None:
         """Start a choice that has its first token: from its parent's prompt, or through the queue."""
@@ -741,7 +751,7 @@ class Scheduler:
         request_state = sequence.request_state
         sequence.exact_mode = self._is_exact(sequence)
         if sequence.exact_mode and self._cuts_turns and not request_state.media:
-            request_state.cuts = TurnCuts(request_state.tokens, self._turn_ends, self._exact_chunk)
+            request_state.cuts = self.turn_cuts(request_state.tokens)
         hit = self._find_prefix(sequence)
         if chunks := missing_chunks(request_state.media, hit.cached):
             # It waits elsewhere, and others pass it.
@@ -772,6 +782,10 @@ class Scheduler:
         if rows:
             self._add_row(step, sequence)
         return True
+
+    def turn_cuts(self, tokens: tuple[int, ...], *, continues: bool = False) -> TurnCuts:
+        """Return the cuts of a prompt in exact mode. See TurnCuts."""
+        return TurnCuts(tokens, self._turn_ends, self._exact_chunk, continues=continues)
 
     def _is_exact(self, sequence: Sequence) -> bool:
         """Return whether a sequence must get the same bits as in a fresh engine.
@@ -830,21 +844,13 @@ class Scheduler:
             prompt = tokens[: request_state.prompt_tokens]
             return self._kv_cache.find_prefix(prompt, request_state.request.salt, 1)
         if request_state.cuts is not None:
-            return self._find_at_cut(sequence, tokens, request_state.cuts)
+            salt = request_state.request.salt
+            return find_at_cut(self._kv_cache, tokens, salt, request_state.cuts)
         # The last chunk is wider than those of a longer prompt, whose KV has other bits.
         end = self._last_exact_chunk(request_state.prompt_tokens) + 1
         return self._kv_cache.find_prefix(
             tokens[:end], request_state.request.salt, self._exact_chunk
         )
-
-    def _find_at_cut(self, sequence: Sequence, tokens: list[int], cuts: TurnCuts) -> PrefixHit:
-        """Find a prefix that ends where a chunk of the prompt ends."""
-        salt = sequence.request_state.request.salt
-        hit = longest = self._kv_cache.find_prefix(tokens[: cuts.last + 1], salt, 1)
-        while (end := cuts.floor(hit.cached)) < hit.cached:
-            hit = self._kv_cache.find_prefix(tokens[: end + 1], salt, 1)
-        # A search up to a cut finds all that it asks for, so it gives no reason.
-        return hit._replace(why_missed=hit.why_missed or longest.why_missed)
 
     def _has_room(self, sequence: Sequence, hit: PrefixHit) -> bool:
         if not self.running:

@@ -1,6 +1,7 @@
 """Measurements of servers, in rounds that alternate between them; figures are medians."""
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -198,11 +199,15 @@ def model_speed(served: Served) -> tuple[float, float]:
 
 
 def model_turns(
-    words: int, number: int, label: str, sampling: Body, served: Sequence[Served]
+    words: int, number: int, label: str, sampling: Body, pause_s: float, served: Sequence[Served]
 ) -> dict[str, dict[str, float]]:
-    """Measure time to first token of a second turn, behind a passage of this many words."""
+    """Measure time to first token of a second turn, behind a passage of this many words.
+
+    pause_s: time in which a person reads the answer and writes the next question.
+    """
     first_ms: dict[str, float] = {}
     cpu_ms: dict[str, float] = {}
+    pause_ms: dict[str, float] = {}
     opening = f"{passage(words, 20 + number)}\n\nWhat is this text about, {label}?"
     for server in served:
         first = alone(server.port, chat(opening, 32, **sampling))
@@ -211,11 +216,18 @@ def model_turns(
             {"role": "assistant", "content": first.text},
             {"role": "user", "content": "Which of its points do you doubt most?"},
         ]
+        answered_s = server.all_cpu_s()
+        time.sleep(pause_s)
         before_s = server.all_cpu_s()
+        pause_ms[server.name] = (before_s - answered_s) * 1e3
         first_ms[server.name] = alone(server.port, second).first_s * 1e3
         cpu_ms[server.name] = (server.all_cpu_s() - before_s) * 1e3
     name = f"second turn, {label}"
-    return {f"{name}: ms to first token": first_ms, f"{name}: CPU ms": cpu_ms}
+    figures = {f"{name}: ms to first token": first_ms, f"{name}: CPU ms": cpu_ms}
+    if pause_s:
+        # A server may work while the person reads.
+        figures[f"{name}: CPU ms in the pause"] = pause_ms
+    return figures
 
 
 def words_for(served: Served, tokens: Sequence[int]) -> dict[int, int]:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import pytest
+
 from localchat.backend_api.media import MediaSpan, placeholder_ids
 from localchat.core.scheduler.exact_chunks import TurnCuts, chunk_end, chunk_floor, whole_end
 
@@ -89,3 +91,19 @@ def test_common_prefix_has_the_same_cuts_in_every_prompt() -> None:
         assert cuts.last == whole.floor(cuts.last)
         for position in range(cuts.last):
             assert cuts.end(position) == whole.end(position)
+
+
+def test_short_question_is_not_joined_with_the_turn_before_it() -> None:
+    assert cuts_of(30, 8, 4) == [0, 30]
+    assert cuts_of(30, 20, 8, 4) == [0, 30, 50]
+
+
+@pytest.mark.parametrize("turns", [(300,), (30, 250), (30, 20), (20, 70, 30), (20, 100), (20, 9)])
+def test_chunks_of_a_text_are_those_of_every_later_prompt(turns: tuple[int, ...]) -> None:
+    text = [token for turn in turns for token in (*[0] * (turn - 1), END)]
+    whole = TurnCuts(text, {END}, 64, continues=True)
+    assert whole.last <= len(text) < whole.last + 64
+    for rest in ([0] * 70, [*[0] * 20, END, 0, 0], [*[0] * 6, END, 0, 0]):
+        later = TurnCuts([*text, *rest], {END}, 64)
+        starts = [start for start in range(len(text)) if whole.floor(start) == start]
+        assert all(later.floor(start) == start for start in (*starts, whole.last))
