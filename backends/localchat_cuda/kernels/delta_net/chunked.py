@@ -37,7 +37,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
     require_projection,
     require_states,
 )
-from localchat_cuda.kernels.launch import options, require, tensor_or, traits
+from localchat_cuda.kernels.launch import require, tensor_or, traits
 
 LEAST_COLUMNS = 32
 """Fewest of a key and of a value. With keys of 16, `_chunk_kernel` reads outside of shared memory on Hopper if
@@ -237,13 +237,13 @@ def apply(
         values = torch.empty(t, h, v, dtype=x.dtype, device=device)
         sums = torch.empty(t, h, device=device)
         _chunk_kernel[(part.chunks.shape[0], h)](
-            prepared, part.batch, part.chunks, keys, values, sums, shape, CHUNK, **options(False, 4)
+            prepared, part.batch, part.chunks, keys, values, sums, shape, CHUNK, num_warps=4
         )
     major, minor = traits(device).capability
     _scan_kernel[(s, h, v // shape.BV)](
         *(prepared, Source.of(qkvz), keys, values, sums, states, part.batch, out),
         *(tensor_or(skip, sums), shape, CHUNK, stages_of(10 * major + minor)),
-        **options(False, 4),
+        num_warps=4,
     )
 
 

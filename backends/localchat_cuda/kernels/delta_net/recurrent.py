@@ -13,7 +13,6 @@ et al., Gated Delta Networks (2024, arXiv 2412.06464); Dao and Gu, Mamba 2 (2024
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net.shapes import (
@@ -29,14 +28,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
     require_projection,
     require_states,
 )
-from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
-    require,
-    set_carveout,
-    tensor_or,
-    traits,
-)
+from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
 
 
 def reference(
@@ -152,8 +144,7 @@ def _recurrent_kernel(
 ):
     H: tl.constexpr = shape.H
     K: tl.constexpr = shape.K
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     C: tl.constexpr = 2 * shape.G * K + H * shape.V
     s = tl.program_id(0)
     h = tl.program_id(1)
@@ -177,8 +168,7 @@ def _recurrent_kernel(
         state = tl.load(state_pointers, mask=(k < rows)[:, None], other=0.0)
         if not shape.DELTA:
             factor = tl.load(skip + h)
-        if PDL:
-            gdc_wait()
+        wait(PDL)
         for t in range(row, row + count):
             token = prepared.x + t * C
             query = tl.load(token + shape.Q0 + g * K + k).to(tl.float32)
@@ -197,8 +187,8 @@ def _recurrent_kernel(
         tl.store(state_pointers, state)
         sequence = (entry, row + count, count, length)
         store_own_inputs(source, states.inputs, sequence, first, h, shape)
-    elif PDL:
-        gdc_wait()
+    else:
+        wait(PDL)
 
 
 def apply(
@@ -221,19 +211,8 @@ def apply(
     require("out", out, (t, h, v), FLOATS, device)
     if skip is not None:
         require("skip", skip, (h,), (torch.float32,), device)
-    pdl = traits(device).pdl
     qkvz = projection.qkvz
     shape = DeltaShape.of(states, qkvz.shape[0], delta=skip is None)
-    kernel = _recurrent_kernel[(s, h, v // shape.BV)](
-        prepared,
-        Source.of(qkvz),
-        states,
-        batch,
-        out,
-        tensor_or(skip, prepared.decay),
-        shape,
-        own_carveout(t),
-        pdl,
-        **options(pdl, 4),
+    Launch(_recurrent_kernel, (s, h, v // shape.BV), traits(device), warps=4, rows=t).run(
+        prepared, Source.of(qkvz), states, batch, out, tensor_or(skip, prepared.decay), shape
     )
-    set_carveout(kernel, t)

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import gated as apply_gate
 from localchat_cuda.kernels.activation import to_half
@@ -30,13 +29,16 @@ from localchat_cuda.kernels.experts.blocks import (
     grid_blocks,
     pairs_class,
 )
-from localchat_cuda.kernels.experts.choice import (
-    Choices,
-    FewRows,
-    few_arguments,
-    inverse_rms,
+from localchat_cuda.kernels.experts.choice import Choices, FewRows, few_arguments, inverse_rms
+from localchat_cuda.kernels.launch import (
+    Launch,
+    power_of_two,
+    release,
+    require,
+    tensor_or,
+    traits,
+    wait,
 )
-from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -97,9 +99,8 @@ def _float_kernel(
     K: tl.constexpr = shape.K
     TWO: tl.constexpr = shape.GATED and not shape.SQUARE
     BN: tl.constexpr = shape.tile.features
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     m = tl.arange(0, M)
     expert, pairs, inside = expert_rows(ids, slots, owners, tl.program_id(1), P, m, M, shape.P_POW2)
     if expert < 0:
@@ -239,7 +240,6 @@ def _launch(
     check_bias(bias, weight.shape[0], device)
     m = 16 if blocks is None else blocks.rows
     tile = tile or tile_for(gated=gated)
-    pdl = traits(device).pdl
     features = n // (1 + (gated and not square))
     grid = (triton.cdiv(features, tile.features), grid_blocks(choices, blocks))
     squares, eps, splits, width = few
@@ -261,19 +261,7 @@ def _launch(
         WIDTH=width,
     )
     sorted_pairs = (choices.ids, choices.ids) if blocks is None else (blocks.slots, blocks.owners)
-    _float_kernel[grid](
-        x,
-        weight,
-        tensor_or(bias, choices.weights),
-        choices.ids,
-        *sorted_pairs,
-        choices.weights,
-        out,
-        squares,
-        eps,
-        t * c,
-        t,
-        shape,
-        pdl,
-        **options(pdl, tile.warps),
+    Launch(_float_kernel, grid, traits(device), warps=tile.warps).run(
+        *(x, weight, tensor_or(bias, choices.weights), choices.ids, *sorted_pairs),
+        *(choices.weights, out, squares, eps, t * c, t, shape),
     )

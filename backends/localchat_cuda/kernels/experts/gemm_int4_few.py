@@ -29,7 +29,6 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import gated as apply_gate
 from localchat_cuda.kernels.activation import to_half
@@ -39,12 +38,7 @@ from localchat_cuda.kernels.experts.blocks import (
     expert_rows,
     pairs_class,
 )
-from localchat_cuda.kernels.experts.choice import (
-    Choices,
-    FewRows,
-    few_arguments,
-    inverse_rms,
-)
+from localchat_cuda.kernels.experts.choice import Choices, FewRows, few_arguments, inverse_rms
 from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.e2m1 import float_halves, group_scale
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
@@ -59,7 +53,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import options, require, set_carveout, tensor_or, traits
+from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
 
 
 class FewTile(NamedTuple):
@@ -409,12 +403,11 @@ def _few_kernel(
     CHUNKS: tl.constexpr = G // WARPS
     S: tl.constexpr = 128 // few.GROUP
     LINE: tl.constexpr = G * 16 if S == 1 or few.E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
-    if PDL:
-        if few.GATED:
-            # In this order, the choice of experts has ended when `down` starts, which may read them
-            # immediately.
-            gdc_wait()
-        gdc_launch_dependents()
+    if few.GATED:
+        # In this order, the choice of experts has ended when `down` starts, which may read them
+        # immediately.
+        wait(PDL)
+    release(PDL)
     m = tl.arange(0, 8) % few.R
     pair = tl.program_id(1)
     ids = choices.ids
@@ -433,8 +426,8 @@ def _few_kernel(
         else:
             sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
     ws, ss = _load_tiles(weight, block, 0, few, DEPTH)
-    if PDL and not few.GATED:
-        gdc_wait()
+    if not few.GATED:
+        wait(PDL)
     sums = _multiply_tiles(sums, ws, ss, x, rows, 0, few, DEPTH, 0)
     for chunk in tl.range(DEPTH, CHUNKS // DEPTH * DEPTH, DEPTH, num_stages=1):
         sums = _step(sums, x, weight, rows, block, chunk * WARPS, few, DEPTH, 0)
@@ -560,7 +553,6 @@ def _launch(
         )
     if k // BLOCK_K < tile.warps * tile.depth:
         raise ValueError(f"tile: {tile} does not fit into {k} columns")
-    pdl = gpu.pdl
     own = 8
     if weight.e2m1 and t <= 4:
         own = 4 if t > 2 else 2
@@ -590,16 +582,7 @@ def _launch(
         weight.scale_zeros,
         tensor_or(bias, choices.weights),
     )
-    kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
-        *tensors,
-        choices,
-        out,
-        squares,
-        eps,
-        t * c,
-        t,
-        few,
-        pdl,
-        **options(pdl, tile.warps, registers=tile.registers),
+    grid = (features // (16 * tile.blocks), t * c)
+    Launch(_few_kernel, grid, gpu, tile.warps, tile.registers, rows=t).run(
+        *tensors, choices, out, squares, eps, t * c, t, few
     )
-    set_carveout(kernel, t)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import gated as apply_gate
 from localchat_cuda.kernels.activation import to_half
@@ -25,7 +24,7 @@ from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.e2m1 import scaled_floats
 from localchat_cuda.kernels.int4.gemm_tiled import landed, scaled, scaled_groups
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
-from localchat_cuda.kernels.launch import options, require, tensor_or, traits
+from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
 
 
 class ManyTile(NamedTuple):
@@ -85,9 +84,8 @@ def _many_kernel(
     OWN: tl.constexpr = BLOCKS // 2 if many.GATED else BLOCKS
     S: tl.constexpr = 128 // many.GROUP
     LINE: tl.constexpr = G * 16 if S == 1 or many.E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     m = tl.arange(0, ROWS)
     expert, pairs, inside = expert_rows(slots, slots, owners, tl.program_id(1), P, m, ROWS, 0)
     if expert < 0:
@@ -226,7 +224,6 @@ def _launch(
     own = 16 * tile.warps * tile.blocks // (1 + gated)
     if weight.features_out % n or features % own or (gated and tile.blocks % 2):
         raise ValueError(f"tile: {tile} does not divide experts of {features} features")
-    pdl = gpu.pdl
     many = ManyPairs(
         C=c,
         N=n,
@@ -248,15 +245,6 @@ def _launch(
         weight.scale_zeros,
         tensor_or(bias, choices.weights),
     )
-    _many_kernel[(features // own, blocks.owners.shape[0])](
-        *tensors,
-        blocks.slots,
-        blocks.owners,
-        choices.weights,
-        out,
-        t * c,
-        t,
-        many,
-        pdl,
-        **options(pdl, tile.warps),
+    Launch(_many_kernel, (features // own, blocks.owners.shape[0]), gpu, warps=tile.warps).run(
+        *tensors, blocks.slots, blocks.owners, choices.weights, out, t * c, t, many
     )

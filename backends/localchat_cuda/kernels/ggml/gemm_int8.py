@@ -35,7 +35,6 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.ggml_forms import ROWS
 from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense
@@ -52,13 +51,7 @@ from localchat_cuda.kernels.ggml.tile_ops import (
 from localchat_cuda.kernels.int4.activations import Int8Rows, check_rows, natural_int8
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import inverse_rms
-from localchat_cuda.kernels.launch import (
-    options,
-    require,
-    set_carveout,
-    tensor_or,
-    traits,
-)
+from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
 
 MAX_ROWS = 8
 
@@ -487,8 +480,7 @@ def _few_kernel(
     B: tl.constexpr = (few.K + 255) // 256
     CHUNKS: tl.constexpr = (B + WARPS - 1) // WARPS
     PARTS: tl.constexpr = few.MQ // 4
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     tiles = (N + 15) // 16
     tile = tl.program_id(0) * BLOCKS
     split = tl.program_id(1)
@@ -500,8 +492,7 @@ def _few_kernel(
     # The first chunk is peeled so that its loads are issued before the wait for the activations.
     codes = _load_codes(weight, tile, tiles, first, B, few, form)
     own = _load_sides(weight, tile, tiles, first, B, few, form)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     outs = _multiply_rows(outs, codes, own, x, factors, M, first, few, form)
     for chunk in tl.range(first + 1, last, 1, num_stages=1):
         more = _load_codes(weight, tile, tiles, chunk, B, few, form)
@@ -548,19 +539,9 @@ def gemm(
     if squares is not None:
         require("squares", squares, (m, k // 128), (torch.float32,), device)
     gpu = traits(device)
-    pdl = gpu.pdl
     few = BlockFewRows(k, rows.factors.shape[1], m if m <= 2 else 4, config, squares is not None)
     tensors = (rows.x, rows.factors, planes(weight), out, tensor_or(squares, out))
-    kernel = _few_kernel[(triton.cdiv(n, ROWS * config.blocks), config.splits)](
-        *tensors,
-        eps,
-        m,
-        n,
-        out.shape[2],
-        column,
-        few,
-        form_of(weight, gpu),
-        pdl,
-        **options(pdl, config.warps, registers=config.registers),
+    grid = (triton.cdiv(n, ROWS * config.blocks), config.splits)
+    Launch(_few_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
+        *tensors, eps, m, n, out.shape[2], column, few, form_of(weight, gpu)
     )
-    set_carveout(kernel)

@@ -21,7 +21,6 @@ FasterTransformer's and Marlin's fast conversion, arranged for our byte order.
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.int4.activations import HalfRows, check_rows, natural_order, padded
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
@@ -39,13 +38,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import (
-    options,
-    require,
-    set_carveout,
-    tensor_or,
-    traits,
-)
+from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
 
 MAX_ROWS = 16
 
@@ -294,8 +287,7 @@ def _fp16_kernel(
     G: tl.constexpr = few.K // 128
     CHUNKS: tl.constexpr = G // WARPS
     PARTS: tl.constexpr = few.MP // 8
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     block = tl.program_id(0) * BLOCKS
     split = tl.program_id(1)
     first = split * CHUNKS // few.tile.splits
@@ -308,8 +300,7 @@ def _fp16_kernel(
             outs = outs + (tl.zeros((WARPS, 16, 8), tl.float32),)
     # The first chunk is peeled so that its loads are issued before the wait for the activations.
     ws, ss = _load(codes, scale_zeros, block, first, G, few, DEPTH)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     outs = _multiply(outs, ws, ss, x, factors, M, first, few, DEPTH)
     first += DEPTH
     full_end = first + (last - first) // DEPTH * DEPTH
@@ -358,19 +349,9 @@ def gemm(
         require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
     shape.check(n, k)
     gpu = traits(device)
-    pdl = gpu.pdl
     few = Int4FewRows(n, k, padded(m), weight.group, shape, squares is not None, gpu.asm)
     weights = (weight.codes.view(torch.int16), weight.scale_zeros)
-    kernel = _fp16_kernel[(n // (16 * shape.blocks), shape.splits)](
-        rows.x,
-        rows.factors,
-        *weights,
-        out,
-        tensor_or(squares, out),
-        eps,
-        m,
-        few,
-        pdl,
-        **options(pdl, shape.warps, registers=shape.registers),
+    grid = (n // (16 * shape.blocks), shape.splits)
+    Launch(_fp16_kernel, grid, gpu, shape.warps, shape.registers, rows=1).run(
+        rows.x, rows.factors, *weights, out, tensor_or(squares, out), eps, m, few
     )
-    set_carveout(kernel)

@@ -31,7 +31,6 @@ spirit of LLM.int8() and QServe; loads before the wait: CUTLASS's use of program
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
 from localchat_cuda.kernels.int4.tile_config import TileConfig
@@ -48,13 +47,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import (
-    options,
-    require,
-    set_carveout,
-    tensor_or,
-    traits,
-)
+from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
 
 MAX_ROWS = 8
 _SWAP = (0, 2, 1, 3)
@@ -326,8 +319,7 @@ def _int8_kernel(
     G: tl.constexpr = few.K // 128
     CHUNKS: tl.constexpr = G // WARPS
     PARTS: tl.constexpr = few.MP // 4
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     block = tl.program_id(0) * BLOCKS
     split = tl.program_id(1)
     first = split * CHUNKS // few.tile.splits
@@ -341,8 +333,7 @@ def _int8_kernel(
             outs = outs + (tl.zeros((WARPS, 16, 4), tl.float32),)
     # The first chunk is peeled so that its loads are issued before the wait for the activations.
     ws, ss = _load(codes, scale_zeros, block, first, G, few, DEPTH)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     outs = _multiply(outs, ws, ss, x, factors, rows2, first, few, DEPTH)
     first += DEPTH
     full_end = first + (last - first) // DEPTH * DEPTH
@@ -400,10 +391,9 @@ def gemm(
         require("squares", squares, (rows, k // BLOCK_K), (torch.float32,), device)
     shape.check(n, k)
     gpu = traits(device)
-    pdl = gpu.pdl
     few = Int4FewRows(n, k, lanes(rows), weight.group, shape, squares is not None, gpu.asm)
     tensors = (x, factors, weight.codes, weight.scale_zeros, out, tensor_or(squares, out))
-    kernel = _int8_kernel[(n // (16 * shape.blocks), shape.splits)](
-        *tensors, eps, rows, few, pdl, **options(pdl, shape.warps, registers=shape.registers)
+    grid = (n // (16 * shape.blocks), shape.splits)
+    Launch(_int8_kernel, grid, gpu, shape.warps, shape.registers, rows=1).run(
+        *tensors, eps, rows, few
     )
-    set_carveout(kernel)

@@ -23,14 +23,21 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import activation, to_half
 from localchat_cuda.kernels.int4.activations import HalfRows
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM, inverse_rms
-from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
+from localchat_cuda.kernels.launch import (
+    Launch,
+    power_of_two,
+    release,
+    require,
+    tensor_or,
+    traits,
+    wait,
+)
 
 
 class TiledGemmConfig(NamedTuple):
@@ -257,8 +264,7 @@ def _tiled_kernel(
     BN: tl.constexpr = 16 * BLOCKS * WARPS
     # Row blocks of a program: contiguous, or gate and as many of up, half the weight further on.
     ASIDE: tl.constexpr = many.N // 32 if many.FUSED else WARPS
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     first_block = tl.program_id(1) * (WARPS if many.FUSED else BLOCKS * WARPS)
     split = tl.program_id(2)
     n = tl.arange(0, BN)
@@ -273,8 +279,7 @@ def _tiled_kernel(
     scale_zero_at = n // 16 % WARPS * LINE + n // (16 * WARPS) * (ASIDE * LINE) + n % 16
     row_at = tl.minimum(m, M - 1)[None, :] * many.K + k[:, None]
     acc = tl.zeros((BN, TILE), tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     for g in tl.range(
         split * G // many.config.shape.splits,
         (split + 1) * G // many.config.shape.splits,
@@ -403,20 +408,11 @@ def _launch(
         require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
     shape.check(n, k, wide=True)
     gpu = traits(device)
-    pdl = gpu.pdl
     grid = (triton.cdiv(m, config.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
     many = ManyRows(
         n, k, weight.group, config, squares is not None, fused, gelu, into_group, gpu.asm
     )
     weights = (weight.codes.view(torch.int16), weight.scale_zeros)
-    _tiled_kernel[grid](
-        rows.x,
-        *weights,
-        out,
-        tensor_or(squares, out),
-        eps,
-        m,
-        many,
-        pdl,
-        **options(pdl, shape.warps, registers=shape.registers),
+    Launch(_tiled_kernel, grid, gpu, warps=shape.warps, registers=shape.registers).run(
+        rows.x, *weights, out, tensor_or(squares, out), eps, m, many
     )

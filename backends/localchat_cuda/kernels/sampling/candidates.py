@@ -2,8 +2,8 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from localchat_cuda.kernels.launch import release, wait
 from localchat_cuda.kernels.sampling.state import (
     BLOCK_ROWS,
     DEEPEST,
@@ -106,9 +106,8 @@ def process_kernel(
     TALLIED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     p = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1)
     last = tl.num_programs(1)
@@ -193,9 +192,8 @@ def depths():
 def measure_kernel(
     scratch, draws, settings, V, B, B_POW2: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     p = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1)
     slot = tl.load(draws.slots + p).to(tl.int64)
@@ -238,9 +236,8 @@ def collect_kernel(
     C: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     p = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1)
     slot = tl.load(slots + p).to(tl.int64)

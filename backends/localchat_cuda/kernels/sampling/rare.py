@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.launch import options, power_of_two, require
+from localchat_cuda.kernels.launch import power_of_two, require
 from localchat_cuda.kernels.sampling.candidates import clean, exp_mass, row_best
 from localchat_cuda.kernels.sampling.state import (
     BLOCK,
@@ -178,13 +178,13 @@ def adjust(
         repeats_kernel[(count, triton.cdiv(context, BLOCK))](
             *(known.tokens, known.texts, rare, draws.slots, draws.positions, settings),
             *(context, vocabulary, words, BLOCK),
-            **options(False, 4),
+            num_warps=4,
         )
     adjust_kernel[(count, blocks)](
         *(scratch, rare, draws.slots, settings, vocabulary, BLOCK, known is not None),
-        **options(False, 4),
+        num_warps=4,
     )
     cut_kernel[(count, blocks)](
         *(scratch, rare, draws.slots, settings, vocabulary, blocks, power_of_two(blocks), BLOCK),
-        **options(False, 4),
+        num_warps=4,
     )
