@@ -32,12 +32,7 @@ from localchat_cuda.runner.input_batch import (
     MIXED_DECODE_BUCKETS,
     PREFILL_BUCKETS,
 )
-from tests.support.compile_ahead_steps import (
-    TINY,
-    can_of,
-    child,
-    random_shapes,
-)
+from tests.support.compile_ahead_steps import TINY, can_of, child, random_shapes
 from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
 from tests.support.hub_configs import CONFIGS
 

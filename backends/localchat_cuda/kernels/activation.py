@@ -158,7 +158,9 @@ def act_and_mul(
         return
     block = 1024 if cutoff is None else power_of_two(f)
     grid = (t, triton.cdiv(f, block))
-    warps = 4 if block <= 1024 else 16
+    warps = 16
+    if block <= 1024:
+        warps = 4
     Launch(_act_and_mul_kernel, grid, traits(out.device), warps, rows=t).run(
         *(parts, tensor_or(up, parts), out, cutoff or 0.0, t, 0 if up is None else up.stride(0)),
         F=f,

@@ -229,7 +229,9 @@ def store(
         NEIGHBOURS=neighbours,
     )
     grid = (t, h // together + 1)
-    warps = 1 if t <= 16 else 4
+    warps = 4
+    if t <= 16:
+        warps = 1
     Launch(_store_kernel, grid, traits(device), warps, rows=t).run(
         *(q, latents, gain, table, positions, slots, tables, plain, queries, pages, eps, t),
         *(tables.shape[1], pages.stride(0), shape),

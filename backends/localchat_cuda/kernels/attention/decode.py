@@ -418,7 +418,10 @@ def attend(
     tile = (config.tile, config.stages)
     shape = AttentionShape(h, j, d, page, *tile, rules.window, rules.soft_cap, codes, tail)
     grid = (programs, splits)
-    Launch(_decode_kernel, grid, decoder, warps=config.warps, rows=t if config.small else 0).run(
+    step_rows = 0
+    if config.small:
+        step_rows = t
+    Launch(_decode_kernel, grid, decoder, warps=config.warps, rows=step_rows).run(
         *(q, Cache.of(k, v, exponents), batch, partials, scale, batch.tables.shape[1], t, shape),
         *(rows, blocks),
     )
@@ -464,7 +467,9 @@ def merge(
     check_sinks(sinks, h, device)
     gpu = traits(device)
     grid = (triton.cdiv(columns, 128), t)
-    warps = 1 if splits <= 8 else 4
+    warps = 4
+    if splits <= 8:
+        warps = 1
     Launch(_merge_kernel, grid, gpu, warps, rows=t).run(
         *(partials, target, factors, tensor_or(sinks, partials.peaks), t),
         H=h,

@@ -218,7 +218,9 @@ def prepare(
         bias=tensor_or(weights.bias, weights.conv), skip=tensor_or(weights.skip, weights.decay)
     )
     grid = (triton.cdiv(t, together), 2 * shape.G + h + 1)
-    warps = 1 if together == 1 else 4
+    warps = 4
+    if together == 1:
+        warps = 1
     Launch(_prepare_kernel, grid, traits(device), warps, rows=t).run(
         *(qkvz, ba, present, states.inputs, tokens, out, _NORM_EPS, t, *strides, shape),
         P_BA=ba.shape[0],

@@ -44,10 +44,8 @@ from localchat_cuda.kernels.int4.e2m1 import float_halves, group_scale
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.tile_ops import (
     halves,
-    load_half_pairs,
-    load_pairs,
-    load_scale_zeros,
-    load_sides,
+    load_block,
+    load_columns,
     scale_of,
     side_scale,
     side_zero,
@@ -104,32 +102,6 @@ class FewPairs(NamedTuple):
 
 
 @triton.jit
-def _columns(x, rows, WARPS: tl.constexpr, RUN: tl.constexpr):
-    """Load an operand of eight rows, [2 * RUN, 8] or [WARPS, 2 * RUN, 8].
-
-    RUN is 16, or 8 for groups of 32.
-    """
-    k = tl.arange(0, 2 * RUN)
-    if RUN == 8:
-        k = k // 4 * 8 + k % 4
-    if WARPS == 1:
-        tile = tl.load(x + rows[:, None] + k[None, :])
-        if RUN == 8:
-            tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2)), (2, 1, 3, 0))
-        else:
-            tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2, 2)), (2, 3, 1, 4, 0))
-        return tl.reshape(tile, (2 * RUN, 8))
-    else:
-        warp = tl.arange(0, WARPS)
-        tile = tl.load(x + rows[:, None, None] + warp[None, :, None] * 128 + k[None, None, :])
-        if RUN == 8:
-            tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2)), (1, 3, 2, 4, 0))
-        else:
-            tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, 2)), (1, 3, 4, 2, 5, 0))
-        return tl.reshape(tile, (WARPS, 2 * RUN, 8))
-
-
-@triton.jit
 def _load(codes, scale_zeros, block, group, few: tl.constexpr, DEPTH: tl.constexpr):
     """Load codes, and words of scales and zeros, of DEPTH chunks of a row block.
 
@@ -137,21 +109,14 @@ def _load(codes, scale_zeros, block, group, few: tl.constexpr, DEPTH: tl.constex
     """
     WARPS: tl.constexpr = few.tile.warps
     G: tl.constexpr = few.K // 128
+    SIDES: tl.constexpr = few.GROUP != 128 and not few.E2M1
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
-        offset = block * G + group + d * WARPS
-        if few.GROUP == 32:
-            ws = ws + (
-                load_half_pairs(codes, offset * 512, WARPS),
-                load_half_pairs(codes, offset * 512 + 256, WARPS),
-            )
-        else:
-            ws = ws + (load_pairs(codes, offset * 512, WARPS),)
-        if few.GROUP == 128 or few.E2M1:
-            ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
-        else:
-            ss = ss + load_sides(scale_zeros, block, group + d * WARPS, G, few.GROUP, WARPS)
+        column = group + d * WARPS
+        w, s = load_block(codes, scale_zeros, block, column, G, few.GROUP, SIDES, WARPS, 2)
+        ws = ws + w
+        ss = ss + s
     return ws, ss
 
 
@@ -170,8 +135,8 @@ def _load_x(x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr):
     for d in tl.static_range(DEPTH):
         for s in tl.static_range(S):
             pointer = x + (group + d * WARPS) * 128 + s // (S // 2) * 64 + s % (S // 2) * 4
-            xa = _columns(pointer, rows, WARPS, RUN)
-            xb = _columns(pointer + 32, rows, WARPS, RUN)
+            xa = load_columns(pointer, rows, WARPS, 2, RUN == 8)
+            xb = load_columns(pointer + 32, rows, WARPS, 2, RUN == 8)
             if few.E2M1:
                 result = result + (xa, xb, 0)
             else:
@@ -280,8 +245,8 @@ def _load_x_apart(x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr):
         for h in tl.static_range(few.R // 2):
             pointer = x + (group + c * WARPS) * 128 + h * 4
             result = result + (
-                _columns(pointer, rows, WARPS, 8),
-                _columns(pointer + 32, rows, WARPS, 8),
+                load_columns(pointer, rows, WARPS, 2, True),
+                load_columns(pointer + 32, rows, WARPS, 2, True),
             )
     return result
 

@@ -12,7 +12,7 @@ half a column block of those times factors; the numbers of a block are applied o
 So the error is that of rounding x to 16 bits (2.5e-5 on random x), and no weight is rounded.
 
     x       int8 [2M, K] and factors fp32 [K / 128, MQ, 16]: Int8Rows of int4/activations.py in groups of 16
-    out     fp32 [S, M, C], of which N columns from `column` on are written; `squares` as in int4/gemm_int8.py
+    out     fp32 [S, M, C], of which N columns from `column` on are written; the norm as in int4/row_norm.py
 
 Grid (T / blocks, S): a program owns `blocks` row tiles of 16, its `warps` warps take neighbouring column blocks
 and are summed at the end. All loads of a column block come before their use, those of the first before the wait
@@ -49,9 +49,9 @@ from localchat_cuda.kernels.ggml.tile_ops import (
     planes,
 )
 from localchat_cuda.kernels.int4.activations import Int8Rows, check_rows, natural_int8
+from localchat_cuda.kernels.int4.row_norm import RowNorm, inverse_rms, norm_arguments
 from localchat_cuda.kernels.int4.tile_config import TileConfig
-from localchat_cuda.kernels.int4.tile_ops import inverse_rms
-from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
+from localchat_cuda.kernels.launch import Launch, release, require, traits, wait
 
 MAX_ROWS = 8
 
@@ -70,12 +70,12 @@ class BlockFewRows(NamedTuple):
 
 
 def reference(
-    rows: Int8Rows, weight: GgmlTensor | GgmlWeight, squares: torch.Tensor | None, eps: float
+    rows: Int8Rows, weight: GgmlTensor | GgmlWeight, norm: RowNorm | None
 ) -> torch.Tensor:
     """Compute the gemm [M, N] in fp32 from the quantized rows, with plain torch."""
     x = natural_int8(rows)
-    if squares is not None:
-        x = x * torch.rsqrt(squares.sum(1, keepdim=True) / x.shape[1] + eps)
+    if norm is not None:
+        x = norm.divided(x)
     return x @ dense(weight).t()
 
 
@@ -518,9 +518,7 @@ def gemm(
     out: torch.Tensor,
     config: TileConfig,
     column: int = 0,
-    *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
+    norm: RowNorm | None = None,
 ) -> None:
     """Write partial sums into `out` [S, M, C] from `column` on; see the module docstring."""
     m = rows.x.shape[0] // 2
@@ -536,11 +534,10 @@ def gemm(
     require("out", out, (config.splits, m, None), (torch.float32,), device)
     if not 0 <= column <= out.shape[2] - n:
         raise ValueError(f"column: {n} columns from {column} of {out.shape[2]} wanted")
-    if squares is not None:
-        require("squares", squares, (m, k // 128), (torch.float32,), device)
+    squares, eps = norm_arguments(norm, m, k, out)
     gpu = traits(device)
-    few = BlockFewRows(k, rows.factors.shape[1], m if m <= 2 else 4, config, squares is not None)
-    tensors = (rows.x, rows.factors, planes(weight), out, tensor_or(squares, out))
+    few = BlockFewRows(k, rows.factors.shape[1], m if m <= 2 else 4, config, norm is not None)
+    tensors = (rows.x, rows.factors, planes(weight), out, squares)
     grid = (triton.cdiv(n, ROWS * config.blocks), config.splits)
     Launch(_few_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
         *tensors, eps, m, n, out.shape[2], column, few, form_of(weight, gpu)

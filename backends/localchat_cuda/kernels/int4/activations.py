@@ -38,7 +38,7 @@ import triton.language as tl
 from localchat_cuda.kernels.activation import activation, to_half
 from localchat_cuda.kernels.activation import reference as act_and_mul_reference
 from localchat_cuda.kernels.int4.gemm_int8 import factors_of, lanes
-from localchat_cuda.kernels.int4.pack import BLOCK_K
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.launch import (
     Launch,
     power_of_two,
@@ -492,6 +492,16 @@ def check_rows(rows: Rows | FloatRows, m: int, k: int, device: torch.device) -> 
         none = rows.order == "slots" and not rows.factors.shape[2]
         room = 2 if rows.group == BLOCK_K else 1, k // rows.group, 0 if none else padded(m)
         require("rows.factors", rows.factors, room, (torch.float32,), device)
+
+
+def check_slot_rows(rows: HalfRows, weight: W4) -> None:
+    """Raise ValueError unless the rows are in slot order and fit the weight."""
+    m = rows.x.shape[0]
+    if m < 1 or rows.order != "slots":
+        raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
+    if rows.group != weight.group:
+        raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
+    require("rows.x", rows.x, (m, weight.features_in), (torch.float16,), weight.codes.device)
 
 
 def prepare(

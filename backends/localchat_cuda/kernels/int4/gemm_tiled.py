@@ -8,7 +8,7 @@ counts, dequantizing once for the library's gemm does (gemm_dequant.py). Weights
 Letters: M rows, N output and K input features, G = K / 128.
 
     x   fp16 [M, K] in slot order (activations.HalfRows)  out  fp32 [splits, M, N] partial sums
-    squares fp32 [M, G] with eps: 1/rms of each row, as in gemm_int8.py
+    norm: 1/rms of each row, as in row_norm.py
 
 `gemm_silu_mul` multiplies with gate and up at once, two row blocks of a program, and writes silu(gate) * up as
 activations of the next gemm, fp16 [M, N / 2] in slot order: at 128 rows of a 7B model that is 5 MB instead of
@@ -25,19 +25,12 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.activation import activation, to_half
-from localchat_cuda.kernels.int4.activations import HalfRows
+from localchat_cuda.kernels.int4.activations import HalfRows, check_slot_rows
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
+from localchat_cuda.kernels.int4.row_norm import RowNorm, inverse_rms, norm_arguments
 from localchat_cuda.kernels.int4.tile_config import TileConfig
-from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM, inverse_rms
-from localchat_cuda.kernels.launch import (
-    Launch,
-    power_of_two,
-    release,
-    require,
-    tensor_or,
-    traits,
-    wait,
-)
+from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM
+from localchat_cuda.kernels.launch import Launch, power_of_two, release, require, traits, wait
 
 
 class TiledGemmConfig(NamedTuple):
@@ -46,6 +39,11 @@ class TiledGemmConfig(NamedTuple):
     shape: TileConfig
     """Shape as in tile_config.py. Its `depth` is the number of pipeline stages."""
     rows: int
+
+    @property
+    def splits(self) -> int:
+        """Programs along K."""
+        return self.shape.splits
 
 
 class ManyRows(NamedTuple):
@@ -333,15 +331,13 @@ def gemm(
     weight: W4,
     out: torch.Tensor,
     config: TiledGemmConfig,
-    *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
+    norm: RowNorm | None = None,
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
     m = rows.x.shape[0]
     n = weight.features_out
     require("out", out, (config.shape.splits, m, n), (torch.float32,), weight.codes.device)
-    _launch(rows, weight, out, config, squares, eps)
+    _launch(rows, weight, out, config, norm)
 
 
 def gemm_silu_mul(
@@ -349,9 +345,8 @@ def gemm_silu_mul(
     weight: W4,
     into: HalfRows,
     config: TiledGemmConfig,
+    norm: RowNorm | None = None,
     *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
     gelu: bool = False,
 ) -> None:
     """Write act_and_mul of gate and up into `into` [M, N / 2].
@@ -374,8 +369,7 @@ def gemm_silu_mul(
         weight,
         into.x,
         config,
-        squares,
-        eps,
+        norm,
         fused=True,
         gelu=gelu,
         into_group=into.group,
@@ -387,8 +381,7 @@ def _launch(
     weight: W4,
     out: torch.Tensor,
     config: TiledGemmConfig,
-    squares: torch.Tensor | None,
-    eps: float,
+    norm: RowNorm | None,
     *,
     fused: bool = False,
     gelu: bool = False,
@@ -399,20 +392,13 @@ def _launch(
     n = weight.features_out
     device = weight.codes.device
     shape = config.shape
-    if m < 1 or rows.order != "slots":
-        raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
-    if rows.group != weight.group:
-        raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
-    require("rows.x", rows.x, (m, k), (torch.float16,), device)
-    if squares is not None:
-        require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
+    check_slot_rows(rows, weight)
+    squares, eps = norm_arguments(norm, m, k, out)
     shape.check(n, k, wide=True)
     gpu = traits(device)
     grid = (triton.cdiv(m, config.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
-    many = ManyRows(
-        n, k, weight.group, config, squares is not None, fused, gelu, into_group, gpu.asm
-    )
+    many = ManyRows(n, k, weight.group, config, norm is not None, fused, gelu, into_group, gpu.asm)
     weights = (weight.codes.view(torch.int16), weight.scale_zeros)
     Launch(_tiled_kernel, grid, gpu, warps=shape.warps, registers=shape.registers).run(
-        rows.x, *weights, out, tensor_or(squares, out), eps, m, many
+        rows.x, *weights, out, squares, eps, m, many
     )
