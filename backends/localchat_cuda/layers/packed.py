@@ -14,12 +14,11 @@ from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.row_norm import RowNorm
-from localchat_cuda.layers.dense import LayersBase
+from localchat_cuda.layers.dense import Layers
 from localchat_cuda.layers.head_norms import HeadNorms
 from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.model_weights import RecurrentWeights
 
 PackedWeight: TypeAlias = w4_pack.W4 | ggml.GgmlWeight
 """Weight whose gemms of few rows read packed activations."""
@@ -45,7 +44,7 @@ class PackedActivations:
         return write(weight)
 
 
-class PackedLayers(LayersBase):
+class PackedLayers(Layers[PackedActivations]):
     """Layers with packed activations, for steps of at most ModelWeights.packed_rows tokens."""
 
     def __init__(
@@ -64,12 +63,12 @@ class PackedLayers(LayersBase):
     def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> PackedActivations:
         if gain is None:
             self.embed_residual(table)
-            return self._write_packed("plain", self.residual[None])
+            return self.plain(self.residual)
         if self.collective is not None:
             # The kernel reads rows of the whole table.
             self.embed_residual(table)
             normed = self.normed(None, self.residual, gain)
-            return self._write_packed("plain", normed[None])
+            return self.plain(normed)
         return self._write_packed("embed", table, gain)
 
     def gemm(self, x: PackedActivations, weight: Weight) -> torch.Tensor:
@@ -103,38 +102,14 @@ class PackedLayers(LayersBase):
 
             return PackedActivations(merge)
         self.store_kv(qkv, layer, bias, norms)
-        return self._attended(self.attention(layer, sinks), layer)
+        return self.continued(self.attention(layer, sinks), layer)
 
-    def run_recurrent(
-        self,
-        product: torch.Tensor,
-        weights: RecurrentWeights,
-        layer: int,
-        gates: torch.Tensor | None = None,
-    ) -> PackedActivations:
-        return self._attended(self.recurrent(product, weights, layer, gates), layer)
+    def plain(self, rows: torch.Tensor) -> PackedActivations:
+        return self._write_packed("plain", rows[None])
 
-    def square_relu(self, y: torch.Tensor) -> PackedActivations:
-        return self._write_packed("plain", self.squared_relu(y)[None])
-
-    def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> PackedActivations:
-        return self._write_packed("plain", self.normed_latent(y, gain)[None])
-
-    def attend_latent(
-        self,
-        q: torch.Tensor,
-        latents: torch.Tensor,
-        gain: torch.Tensor,
-        kv: torch.Tensor,
-        layer: int,
-    ) -> PackedActivations:
-        return self._attended(self.latent_attention(q, latents, gain, kv, layer), layer)
-
-    def _attended(self, out: torch.Tensor, layer: int) -> PackedActivations:
-        if self.drops_rows(layer):
-            out = self.drop_rows(out)
-            self._buffers.clear()
-        return self._write_packed("plain", out[None])
+    def drop_rows(self, x: torch.Tensor) -> torch.Tensor:
+        self._buffers.clear()
+        return super().drop_rows(x)
 
     def add_norm(
         self,
@@ -145,7 +120,7 @@ class PackedLayers(LayersBase):
     ) -> PackedActivations:
         if gain is None:
             self.normed(y, self.residual, None, post, scale=scale)
-            return self._write_packed("plain", self.residual[None])
+            return self.plain(self.residual)
         if post is None:
             return self._write_packed("norm", y, gain)
         norm = self._norm()
