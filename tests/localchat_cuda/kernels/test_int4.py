@@ -23,6 +23,7 @@ from localchat_cuda.kernels.int4.tile_config import (
 )
 from tests.support.int4_activations import compare_prepare
 from tests.support.int4_weights import CPU, relative, values, weight
+from tests.support.quantizers import to_awq
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -54,7 +55,7 @@ def test_repacked_awq_layer_keeps_its_values(group: int) -> None:
         torch.rand(32, 256 // group).half(),
         torch.randint(0, 16, (32, 256 // group)),
     )
-    qweight, qzeros, awq_scales = w4_pack.to_awq(codes, scales, zeros)
+    qweight, qzeros, awq_scales = to_awq(codes, scales, zeros)
     assert qweight.shape == (256, 4)
     # the layout as AutoAWQ documents it: nibble i of a word holds column (0, 2, 4, 6, 1, 3, 5,
     # 7)[i]

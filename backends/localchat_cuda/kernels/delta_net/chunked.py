@@ -22,7 +22,11 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.delta_net.recurrent import store_own_inputs
+from localchat_cuda.kernels.delta_net.recurrent import (
+    load_sequence,
+    matrix_pointers,
+    store_own_inputs,
+)
 from localchat_cuda.kernels.delta_net.shapes import (
     CHUNK,
     FLOATS,
@@ -151,21 +155,13 @@ def _scan_kernel(
     h = tl.program_id(1)
     first = tl.program_id(2) * shape.BV
     g = h // (shape.H // shape.G)
-    row = tl.load(batch.starts + s)
-    count = tl.load(batch.counts + s)
-    length = tl.load(batch.lengths + s)
-    entry = tl.load(batch.slots + s)
+    row, count, length, entry = load_sequence(batch, s)
     if count > 0:
         k = tl.arange(0, K)
         v = first + tl.arange(0, shape.BV)
         r = tl.arange(0, B)
         upto = r[:, None] >= r[None, :]
-        state_pointers = (
-            states.matrices
-            + (entry * shape.H + h).to(tl.int64) * (K * shape.V)
-            + k[:, None] * shape.V
-            + v[None, :]
-        )
+        state_pointers = matrix_pointers(states.matrices, entry, h, k, v, shape)
         rows = tl.where(length > count, K, 0)
         state = tl.load(state_pointers, mask=(k < rows)[:, None], other=0.0)
         if not shape.DELTA:

@@ -77,6 +77,22 @@ def reference(
 
 
 @triton.jit
+def load_sequence(batch, s):
+    """Load a sequence's first row, its rows of the step, its length and the entry of its states."""
+    row = tl.load(batch.starts + s)
+    count = tl.load(batch.counts + s)
+    length = tl.load(batch.lengths + s)
+    return row, count, length, tl.load(batch.slots + s)
+
+
+@triton.jit
+def matrix_pointers(matrices, entry, h, k, v, shape: tl.constexpr):
+    """Return pointers [K, BV] to rows k and columns v of the state of head h."""
+    state = matrices + (entry * shape.H + h).to(tl.int64) * (shape.K * shape.V)
+    return state + k[:, None] * shape.V + v[None, :]
+
+
+@triton.jit
 def _input(source, inputs, rows, position, first, width: tl.constexpr, shape: tl.constexpr):
     """Load input `position` (0 is the oldest) of the TAPS - 1 after the step, from the step or the state."""
     TAPS: tl.constexpr = shape.TAPS
@@ -150,20 +166,12 @@ def _recurrent_kernel(
     h = tl.program_id(1)
     first = tl.program_id(2) * shape.BV
     g = h // (H // shape.G)
-    row = tl.load(batch.starts + s)
-    count = tl.load(batch.counts + s)
-    length = tl.load(batch.lengths + s)
-    entry = tl.load(batch.slots + s)
+    row, count, length, entry = load_sequence(batch, s)
     if count > 0:
         k = tl.arange(0, K)
         v = first + tl.arange(0, shape.BV)
         # Of this step only this kernel writes the states of this layer: they are read before the wait.
-        state_pointers = (
-            states.matrices
-            + (entry * H + h).to(tl.int64) * (K * shape.V)
-            + k[:, None] * shape.V
-            + v[None, :]
-        )
+        state_pointers = matrix_pointers(states.matrices, entry, h, k, v, shape)
         rows = tl.where(length > count, K, 0)
         state = tl.load(state_pointers, mask=(k < rows)[:, None], other=0.0)
         if not shape.DELTA:

@@ -22,7 +22,7 @@ from localchat_cuda.kernels.experts.blocks import Blocks, check_bias, check_choi
 from localchat_cuda.kernels.experts.choice import Choices
 from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.e2m1 import scaled_floats
-from localchat_cuda.kernels.int4.gemm_tiled import landed, scaled, scaled_groups
+from localchat_cuda.kernels.int4.gemm_tiled import landed, load_words, scaled_block, scaled_groups
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
 
@@ -106,21 +106,13 @@ def _many_kernel(
     row_at = rows[None, :].to(tl.int64) * many.K + k[:, None]
     acc = tl.zeros((BN, ROWS), tl.float32)
     for g in tl.range(0, G, num_stages=many.tile.stages):
-        w = tl.load(codes + (first_block * G + g) * 512 + run)
-        w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
-        w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
+        w = load_words(codes + (first_block * G + g) * 512, run, BLOCKS, WARPS)
         if many.E2M1:
             exponents = tl.load(scale_zeros + first_block * LINE + g * 16 + side)
             wa, wb, wc, wd = scaled_floats(w, exponents, many.ASM)
         elif many.GROUP == 128:
-            scale_zero = tl.load(scale_zeros + first_block * LINE + g * 16 + side)
-            scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-            zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
-            zero = zero.to(tl.float16)[:, None]
-            scale = scale[:, None]
-            wa, wb, wc, wd = scaled(
-                w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), many.ASM
-            )
+            line = scale_zeros + first_block * LINE + g * 16
+            wa, wb, wc, wd = scaled_block(w, line, side, many.ASM)
         else:
             line = scale_zeros + first_block * LINE
             wa, wb, wc, wd = scaled_groups(w, line, g, side, G, many.GROUP, many.ASM)

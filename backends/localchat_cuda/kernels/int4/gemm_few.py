@@ -35,7 +35,7 @@ HALF_ROWS = 16
 def _load(
     codes, scale_zeros, block, chunk, G: tl.constexpr, few: tl.constexpr, DEPTH: tl.constexpr
 ):
-    """Return tiles of codes, and words of scales and zeros, of DEPTH chunks of all row blocks."""
+    """Return tiles of codes, and their scales and zeros, of DEPTH chunks."""
     WARPS: tl.constexpr = few.tile.warps
     SIDES: tl.constexpr = few.GROUP != 128
     # Elements of a word: codes are read as int16 or as bytes.

@@ -229,6 +229,25 @@ def scaled_groups(w, line, g, row, G: tl.constexpr, GROUP: tl.constexpr, ASM: tl
 
 
 @triton.jit
+def load_words(codes, run, BLOCKS: tl.constexpr, WARPS: tl.constexpr):
+    """Load int16 of two bytes of a column block: [16 * BLOCKS * WARPS, 32], from offsets `run`."""
+    w = tl.load(codes + run)
+    w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
+    return tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (16 * BLOCKS * WARPS, 32))
+
+
+@triton.jit
+def scaled_block(w, scale_zeros, pointers, ASM: tl.constexpr):
+    """`scaled` with one zero and scale for each row of w, at `pointers`."""
+    scale_zero = tl.load(scale_zeros + pointers)
+    scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
+    zero = zero.to(tl.float16)[:, None]
+    scale = scale[:, None]
+    return scaled(w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM)
+
+
+@triton.jit
 def landed(acc, ASM: tl.constexpr):
     """Return acc unchanged, but make Triton (3.6 to 3.9) wait for the multiplication.
 
@@ -284,18 +303,10 @@ def _tiled_kernel(
         1,
         num_stages=many.config.shape.depth,
     ):
-        w = tl.load(codes + (first_block * G + g) * 512 + run)
-        w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
-        w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
+        w = load_words(codes + (first_block * G + g) * 512, run, BLOCKS, WARPS)
         if many.GROUP == 128:
-            scale_zero = tl.load(scale_zeros + (first_block * G + g) * 16 + scale_zero_at)
-            scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-            zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
-            zero = zero.to(tl.float16)[:, None]
-            scale = scale[:, None]
-            a, b, c, d = scaled(
-                w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), many.ASM
-            )
+            line = scale_zeros + (first_block * G + g) * 16
+            a, b, c, d = scaled_block(w, line, scale_zero_at, many.ASM)
         else:
             line = scale_zeros + first_block * LINE
             a, b, c, d = scaled_groups(w, line, g, scale_zero_at, G, many.GROUP, many.ASM)
@@ -359,10 +370,10 @@ def gemm_silu_mul(
     shape = config.shape
     if shape.blocks != 2 or shape.splits != 1 or n % (32 * shape.warps):
         raise ValueError(f"config: two blocks and one split of {n} features wanted, {shape} given")
-    if into.order != "slots":
-        raise ValueError(f"into: slot order wanted, {into.order} given")
     if into.x.data_ptr() == rows.x.data_ptr() != 0:
         raise ValueError("into: memory of its own wanted, other programs still read these rows")
+    if into.order != "slots":
+        raise ValueError(f"into: slot order wanted, {into.order} given")
     require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
     _launch(
         rows,

@@ -1,4 +1,4 @@
-"""Division of rows by their rms in the gemm after a norm, from partial sums of squares.
+"""Division of rows by their rms in the gemm after a norm.
 
 Letters: M rows, K columns, G = K / 128.
 """
@@ -14,7 +14,7 @@ from localchat_cuda.kernels.launch import require
 
 
 class RowNorm(NamedTuple):
-    """What a gemm needs to divide its rows by their rms."""
+    """Sums by which a gemm divides its rows by their rms."""
 
     squares: torch.Tensor
     """fp32 [M, G]: sums of the squares of 128 columns."""
@@ -38,7 +38,7 @@ def norm_arguments(
 
 @triton.jit
 def inverse_rms(squares, m, valid, eps, G: tl.constexpr):
-    """Compute 1 / rms of the rows `m` from G partial sums of squares each, [M, G]. Result is fp32 like `m`."""
+    """Compute 1 / rms of rows `m` from their G sums of squares: fp32 like `m`."""
     j = tl.arange(0, triton.next_power_of_2(G))
     inside = valid[:, None] & (j < G)[None, :]
     parts = tl.load(squares + m[:, None] * G + j[None, :], mask=inside, other=0.0)
