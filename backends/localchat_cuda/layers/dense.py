@@ -294,7 +294,7 @@ class Layers(ABC, Generic[X]):
         layer: int,
         gates: torch.Tensor | None = None,
     ) -> X:
-        """Run a layer with a running state over the product of its input, and update the states: [T, H*V].
+        """Run a layer with a running state, and update the states: [T, H*V].
 
         `product`: partial sums [S, T, ..] of a delta net, a Mamba 2 or a short convolution. `gates`: partial
         sums of a delta net's gates; None: they follow in `product`. Rows of the last layer as in `attend`."""
@@ -517,7 +517,7 @@ class Layers(ABC, Generic[X]):
         return x[indices]
 
     def continued(self, x: torch.Tensor, layer: int) -> X:
-        """Return the rows of x [T, K] that continue after a layer's attention or running state."""
+        """Return the rows of x [T, K] that continue after a layer."""
         if self.drops_rows(layer):
             x = self.drop_rows(x)
         return self.plain(x)

@@ -78,7 +78,7 @@ def reference(
 
 @triton.jit
 def load_sequence(batch, s):
-    """Load a sequence's first row, its rows of the step, its length and the entry of its states."""
+    """Load the first row, row count, length and entry of states of a sequence."""
     row = tl.load(batch.starts + s)
     count = tl.load(batch.counts + s)
     length = tl.load(batch.lengths + s)
@@ -87,7 +87,7 @@ def load_sequence(batch, s):
 
 @triton.jit
 def matrix_pointers(matrices, entry, h, k, v, shape: tl.constexpr):
-    """Return pointers [K, BV] to rows k and columns v of the state of head h."""
+    """Return pointers [K, BV] to rows k and columns v of a head's state."""
     state = matrices + (entry * shape.H + h).to(tl.int64) * (shape.K * shape.V)
     return state + k[:, None] * shape.V + v[None, :]
 

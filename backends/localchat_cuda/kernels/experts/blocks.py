@@ -11,7 +11,7 @@ nothing waits for the host. Sorting pairs into padded blocks: MegaBlocks (Gale e
 fused_moe; finding each pair's place by counting is our own.
 """
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -26,6 +26,21 @@ _CHUNKS = 1024, 4096
 _LARGE_BLOCK = 64
 """Rows of a block for many pairs. With the number of pairs as the rule, a step could need a kernel that no
 prepared step has."""
+
+
+W = TypeVar("W")
+
+
+class Product(NamedTuple, Generic[W]):
+    """Weights of all experts for one product, and the activation of its results."""
+
+    weight: W
+    bias: torch.Tensor | None = None
+    limit: float = 0.0
+    """Bound of gate and up, whose activation is then activation.gated's. 0: SiLU."""
+    gelu: bool = False
+    square: bool = False
+    """The last two as in Experts."""
 
 
 class Blocks(NamedTuple):

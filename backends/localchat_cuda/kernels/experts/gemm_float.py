@@ -23,6 +23,7 @@ from localchat_cuda.kernels.activation import gated as apply_gate
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.experts.blocks import (
     Blocks,
+    Product,
     check_bias,
     check_choices,
     expert_rows,
@@ -165,62 +166,40 @@ def tile_for(*, gated: bool) -> FloatTile:
 
 def gate_up(
     x: torch.Tensor | FewRows,
-    weight: torch.Tensor,
+    product: Product[torch.Tensor],
     choices: Choices,
     blocks: Blocks | None,
     out: torch.Tensor,
     tile: FloatTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
-    limit: float = 0.0,
-    gelu: bool = False,
-    square: bool = False,
 ) -> None:
     """Write silu(gate) * up of every pair into `out` [P, F]."""
     rows = x if isinstance(x, FewRows) else None
     values = x.x if isinstance(x, FewRows) else x
     require("out", out, (choices.ids.numel(), None), (values.dtype,), values.device)
+    n = (2 - product.square) * out.shape[1]
     few = few_arguments(rows, out)
-    n = (2 - square) * out.shape[1]
-    _launch(
-        values,
-        weight,
-        bias,
-        choices,
-        blocks,
-        out,
-        n,
-        tile,
-        few,
-        gated=True,
-        limit=limit,
-        gelu=gelu,
-        square=square,
-    )
+    _launch(values, product, choices, blocks, out, n, tile, few, gated=True)
 
 
 def down(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    product: Product[torch.Tensor],
     choices: Choices,
     blocks: Blocks | None,
     out: torch.Tensor,
     tile: FloatTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
 ) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32, x.dtype), x.device)
     require("x", x, (c * t, None), _HALVES, x.device)
     few = few_arguments(None, out)
-    _launch(x, weight, bias, choices, blocks, out, out.shape[2], tile, few, gated=False)
+    _launch(x, product, choices, blocks, out, out.shape[2], tile, few, gated=False)
 
 
 def _launch(
     x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    product: Product[torch.Tensor],
     choices: Choices,
     blocks: Blocks | None,
     out: torch.Tensor,
@@ -229,11 +208,9 @@ def _launch(
     few: tuple[torch.Tensor, float, int, int],
     *,
     gated: bool,
-    limit: float = 0.0,
-    gelu: bool = False,
-    square: bool = False,
 ) -> None:
     (t, c), k, device = choices.ids.shape, x.shape[1], x.device
+    weight, bias, limit, gelu, square = product
     require("x", x, (None, k), _HALVES, device)
     require("weight", weight, (None, k), (x.dtype,), device)
     check_choices(choices, blocks, device)

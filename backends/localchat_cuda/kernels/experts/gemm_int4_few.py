@@ -33,6 +33,7 @@ import triton.language as tl
 from localchat_cuda.kernels.activation import gated as apply_gate
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.experts.blocks import (
+    Product,
     check_bias,
     check_choices,
     expert_rows,
@@ -462,49 +463,43 @@ def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> Fe
 
 def gate_up(
     rows: FewRows,
-    weight: W4,
+    product: Product[W4],
     choices: Choices,
     out: torch.Tensor,
     into: int = BLOCK_K,
     tile: FewTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
-    limit: float = 0.0,
 ) -> None:
     """Write silu(gate) * up of every pair to `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), rows.x.device)
-    _launch(rows.x, weight, bias, choices, out, 2 * out.shape[1], into, tile, rows, limit=limit)
+    _launch(rows.x, product, choices, out, 2 * out.shape[1], into, tile, rows)
 
 
 def down(
     x: torch.Tensor,
-    weight: W4,
+    product: Product[W4],
     choices: Choices,
     out: torch.Tensor,
     tile: FewTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
 ) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32,), x.device)
     require("x", x, (c * t, None), (torch.float16,), x.device)
-    _launch(x, weight, bias, choices, out, out.shape[2], BLOCK_K, tile, None)
+    _launch(x, product, choices, out, out.shape[2], BLOCK_K, tile, None)
 
 
 def _launch(
     x: torch.Tensor,
-    weight: W4,
-    bias: torch.Tensor | None,
+    product: Product[W4],
     choices: Choices,
     out: torch.Tensor,
     n: int,
     into: int,
     tile: FewTile | None,
     rows: FewRows | None,
-    *,
-    limit: float = 0.0,
 ) -> None:
+    weight = product.weight
+    bias = product.bias
     (t, c), k, device, gated = choices.ids.shape, weight.features_in, x.device, rows is not None
     require("x", x, (None, k), (torch.float16,), device)
     check_choices(choices, None, device)
@@ -535,7 +530,7 @@ def _launch(
         P_POW2=pairs_class(choices, None),
         GATED=gated,
         BIASED=bias is not None,
-        LIMIT=limit,
+        LIMIT=product.limit,
         INTO=into,
         SPLITS=splits,
         WIDTH=width,

@@ -18,7 +18,13 @@ import triton.language as tl
 
 from localchat_cuda.kernels.activation import gated as apply_gate
 from localchat_cuda.kernels.activation import to_half
-from localchat_cuda.kernels.experts.blocks import Blocks, check_bias, check_choices, expert_rows
+from localchat_cuda.kernels.experts.blocks import (
+    Blocks,
+    Product,
+    check_bias,
+    check_choices,
+    expert_rows,
+)
 from localchat_cuda.kernels.experts.choice import Choices
 from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.e2m1 import scaled_floats
@@ -158,44 +164,36 @@ def tile_for(rows: int, features: int, *, gated: bool) -> ManyTile:
 
 def gate_up(
     x: torch.Tensor,
-    weight: W4,
+    product: Product[W4],
     choices: Choices,
     blocks: Blocks,
     out: torch.Tensor,
     into: int = BLOCK_K,
     tile: ManyTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
-    limit: float = 0.0,
 ) -> None:
     """Write silu(gate) * up of every pair to `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), x.device)
-    n = 2 * out.shape[1]
-    _launch(x, weight, bias, choices, blocks, out, n, into, tile, gated=True, limit=limit)
+    _launch(x, product, choices, blocks, out, 2 * out.shape[1], into, tile, gated=True)
 
 
 def down(
     x: torch.Tensor,
-    weight: W4,
+    product: Product[W4],
     choices: Choices,
     blocks: Blocks,
     out: torch.Tensor,
     tile: ManyTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
 ) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32, torch.float16, torch.bfloat16), x.device)
     require("x", x, (c * t, None), (torch.float16,), x.device)
-    n = out.shape[2]
-    _launch(x, weight, bias, choices, blocks, out, n, BLOCK_K, tile, gated=False)
+    _launch(x, product, choices, blocks, out, out.shape[2], BLOCK_K, tile, gated=False)
 
 
 def _launch(
     x: torch.Tensor,
-    weight: W4,
-    bias: torch.Tensor | None,
+    product: Product[W4],
     choices: Choices,
     blocks: Blocks,
     out: torch.Tensor,
@@ -204,8 +202,9 @@ def _launch(
     tile: ManyTile | None,
     *,
     gated: bool,
-    limit: float = 0.0,
 ) -> None:
+    weight = product.weight
+    bias = product.bias
     (t, c), k, device = choices.ids.shape, weight.features_in, x.device
     require("x", x, (None, k), (torch.float16,), device)
     check_choices(choices, blocks, device)
@@ -227,7 +226,7 @@ def _launch(
         tile=tile,
         GATED=gated,
         BIASED=bias is not None,
-        LIMIT=limit,
+        LIMIT=product.limit,
         INTO=into,
         ASM=gpu.asm,
     )
