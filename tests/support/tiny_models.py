@@ -34,7 +34,7 @@ from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights, WeightSource
-from tests.support.quantizers import to_awq
+from tests.support.awq import to_awq
 
 CPU = torch.device("cpu")
 VOCABULARY = 160

@@ -21,9 +21,9 @@ from localchat_cuda.kernels.int4.tile_config import (
     tile_config_for,
     variant_for,
 )
+from tests.support.awq import to_awq
 from tests.support.int4_activations import compare_prepare
 from tests.support.int4_weights import CPU, relative, values, weight
-from tests.support.quantizers import to_awq
 
 
 @pytest.mark.parametrize("group", GROUPS)

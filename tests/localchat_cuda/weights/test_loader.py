@@ -17,7 +17,7 @@ from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights, read_headers
 from tests.support import tiny_models
-from tests.support.quantizers import to_awq
+from tests.support.awq import to_awq
 from tests.support.tiny_models import CPU
 
 
