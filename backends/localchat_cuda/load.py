@@ -27,6 +27,7 @@ from localchat.errors import DoesNotFit
 from localchat.fit.kv_types import FP8
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.open_gguf import read_header
+from localchat_cuda.compile_ahead.phase import Phase
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.config.gguf import LayerFormats, layer_formats
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
@@ -168,7 +169,7 @@ def load_runner(
             progress=report_layer,
             notify=notify,
         )
-        ahead.wait()
+        ahead.wait(Phase.ONE_ROW if group is None else Phase.ALL)
         if plan.unpacked_bytes:
             weights = with_unpacked(weights, _DTYPES[config.dtype])
         blocks = caps.kv_tokens // caps.block_tokens
@@ -206,6 +207,7 @@ def load_runner(
         runner = _runner(model, caps, host_blocks, request, group)
         if compiles:
             warm_up(runner)
+        runner.compiling = ahead
     return runner
 
 

@@ -19,6 +19,7 @@ from triton.runtime.jit import JitFunctionInfo
 from localchat.backend_api.interface import StepPlan
 from localchat.fit.hardware import ContainerLimits, read_machine
 from localchat_cuda.compile_ahead import trace, workers
+from localchat_cuda.compile_ahead.phase import FEW_ROWS, Phase
 from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import parse_config
@@ -310,12 +311,14 @@ def test_a_kernel_is_compiled_by_whoever_claims_it_first(tmp_path: Path) -> None
     (tmp_path / "claims").mkdir()
     job = job_of(TINY, AMPERE, slots=1, context=16)._replace(claims=str(tmp_path / "claims"))
     command = ["-m", "localchat_cuda.compile_ahead.trace"]
-    count = int(child(command, job, tmp_path / "cache"))
+    first, second, third, count_text = child(command, job, tmp_path / "cache").split()
+    assert [first, second, third] == [phase.name for phase in Phase]
+    count = int(count_text)
     assert count == len(list((tmp_path / "claims").iterdir())) > 5
     made = {path.name for path in (tmp_path / "cache").rglob("*.cubin")}
     assert {"_fused_kernel.cubin", "_merge_kernel.cubin", "_one_row_kernel.cubin"} <= made
     assert len(list((tmp_path / "cache").rglob("*.cubin"))) == count
-    assert int(child(command, job, tmp_path / "cache")) == 0
+    assert child(command, job, tmp_path / "cache").split()[-1] == "0"
 
 
 HASHED = """
@@ -379,7 +382,12 @@ def run_instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", program))
 
 
-READS = "import os, sys; assert sys.stdin.buffer.read(); open({!r} + str(os.getpid()), 'w')"
+READS = """
+import os, sys
+assert sys.stdin.buffer.read()
+open({!r} + str(os.getpid()), "w")
+print("ONE_ROW\\nFEW_ROWS\\nALL\\n7")
+"""
 
 
 def test_a_compiled_model_is_not_compiled_again(
@@ -393,7 +401,7 @@ def test_a_compiled_model_is_not_compiled_again(
     assert len(said) == 2
     assert "kernels with 2 processes" in said[0]
     assert len(list(tmp_path.glob("ran-*"))) == 4
-    assert len(list(tmp_path.glob("localchat-*"))) == 2
+    assert len(list(tmp_path.glob("localchat-*"))) == 2 * len(Phase)
 
 
 def test_failed_processes_are_started_again_next_time(
@@ -421,6 +429,83 @@ def test_a_load_that_fails_ends_its_processes(
     assert [each.poll() is not None for each in one._processes] == [True, True]
 
 
+PHASES = """
+import os, sys, time
+sys.stdin.buffer.read()
+open({0!r} + str(os.getpid()), "w")
+print("ONE_ROW", flush=True)
+while not os.path.exists({1!r}): time.sleep(0.01)
+print("FEW_ROWS\\nALL\\n7", flush=True)
+"""
+
+
+def test_a_load_goes_on_once_the_first_phase_is_compiled(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_instead(monkeypatch, PHASES.format(str(tmp_path / "ran-"), str(tmp_path / "go")))
+    config = parse_config(TINY, "it")
+    with workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one:
+        one.wait(Phase.ONE_ROW)
+    assert not one.finished()
+    assert [each.poll() for each in one._processes] == [None, None]
+    (tmp_path / "go").touch()
+    one.wait(Phase.FEW_ROWS)
+    one.wait()
+    assert one.finished()
+    assert len(list(tmp_path.glob("localchat-*"))) == len(Phase)
+
+
+def test_stopped_processes_are_started_again_only_when_they_are_needed(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_instead(monkeypatch, PHASES.format(str(tmp_path / "ran-"), str(tmp_path / "go")))
+    config = parse_config(TINY, "it")
+    with workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one:
+        one.wait(Phase.ONE_ROW)
+    one.stop()
+    one.stop()
+    assert one.finished()
+    (record,) = tmp_path.glob("localchat-*")
+    assert record.name.endswith(f"-{Phase.ONE_ROW.value}")
+    said = list[str]()
+    (tmp_path / "go").touch()
+    with workers.CompileAhead(config, can_of(config), gpu, said.append) as later:
+        later.wait(Phase.ONE_ROW)
+    assert not later._processes
+    assert not said
+    later.wait(Phase.FEW_ROWS)
+    later.wait()
+    assert len(said) == 1
+    assert len(list(tmp_path.glob("ran-*"))) == 4
+    assert len(list(tmp_path.glob("localchat-*"))) == len(Phase)
+
+
+def test_what_no_step_needed_is_not_compiled_by_a_program_that_soon_ends(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
+    config = parse_config(TINY, "it")
+    one = workers.CompileAhead(config, can_of(config), gpu, lambda text: None)
+    one.wait()
+    one._record(Phase.ALL).unlink()
+    later = workers.CompileAhead(config, can_of(config), gpu, lambda text: None)
+    later.wait(Phase.ONE_ROW)
+    later.stop()
+    assert later.finished()
+    assert len(list(tmp_path.glob("ran-*"))) == 2
+
+
+def test_one_user_needs_no_kernels_of_later_phases() -> None:
+    shapes = list(trace.compile_shapes(can_of(parse_config(QWEN25, "it"))))
+    by_phase = {phase: [one for one in shapes if one.phase is phase] for phase in Phase}
+    alone, few, rest = by_phase.values()
+    assert {len(one.rows) for one in alone} == {1}
+    assert {one.rows[0][1] for one in alone} >= {1, 64, 512, 4096}
+    assert not any(drafts for one in alone for _, _, drafts in one.rows)
+    assert {len(one.rows) for one in few} <= set(range(1, FEW_ROWS + 1))
+    assert min(len(one.rows) for one in rest) > FEW_ROWS
+
+
 @pytest.mark.parametrize(("allowed", "words"), [(0, "on first use: No room"), (1, "with 1 proc")])
 def test_the_load_goes_on_if_processes_cannot_be_started(
     allowed: int, words: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -439,7 +524,8 @@ def test_the_load_goes_on_if_processes_cannot_be_started(
     with workers.CompileAhead(config, can_of(config), gpu, said.append) as one:
         one.wait()
     assert len(said) == 1 and words in said[0]
-    assert len(list(tmp_path.glob("localchat-*"))) == len(list(tmp_path.glob("ran-*"))) == allowed
+    assert len(list(tmp_path.glob("ran-*"))) == allowed
+    assert len(list(tmp_path.glob("localchat-*"))) == allowed * len(Phase)
 
 
 def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
@@ -452,9 +538,9 @@ def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
 
 
 def test_steps_that_did_not_fit_a_small_cache_are_compiled_for_a_larger_one(
-    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run_instead(monkeypatch, "import sys; sys.stdin.buffer.read()")
+    run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
     config, said = parse_config(TINY, "it"), list[str]()
     can, counts = can_of(config), list[int]()
     for tokens in (8192, 9000, 10**6, 2 * 10**6):

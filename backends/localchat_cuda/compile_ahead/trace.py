@@ -5,9 +5,11 @@ hundred. Compiled on first use, they would interrupt a conversation again and ag
 state table are on torch's device `meta` and pretend to be on a given GPU (launch.imagine), as does Triton's
 driver. So the code that runs later decides what is compiled, for any model, and Triton's cache stores it.
 
-Several processes launch the same steps (workers.py starts them). The first to claim a kernel compiles it.
+Several processes launch the same steps (workers.py starts them). The first to claim a kernel compiles it. The
+steps that one user needs for a first answer come first (Phase), so that a load waits only for those.
 
-    python -m localchat_cuda.compile_ahead.trace < JOB    a pickled CompileJob; prints the number of kernels
+    python -m localchat_cuda.compile_ahead.trace < JOB    a pickled CompileJob; prints each finished phase, and
+                                                          the number of kernels
 """
 
 import hashlib
@@ -18,11 +20,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia_driver
+from triton.compiler import CompiledKernel
 from triton.errors import TritonError
 from triton.runtime.jit import JITFunction, JitFunctionInfo
 
@@ -37,6 +42,7 @@ from localchat.backend_api.interface import (
     StepRow,
 )
 from localchat.fit.kv_types import FP8
+from localchat_cuda.compile_ahead.phase import Phase, phase_line
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import launch
@@ -149,6 +155,10 @@ def meta_runner(job: CompileJob) -> CudaRunner:
     return CudaRunner(model, capabilities, graphs=False)
 
 
+_NICENESS = 10
+"""Lower priority of a process once the load no longer waits for it."""
+
+
 class CompileShape(NamedTuple):
     """Step that needs kernels of its own."""
 
@@ -161,6 +171,10 @@ class CompileShape(NamedTuple):
     def tokens(self) -> int:
         """Tokens of the step's sequences in the KV cache."""
         return sum(start + width for start, width, _ in self.rows)
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.of(len(self.rows), drafts=any(drafts for _, _, drafts in self.rows))
 
 
 def compile_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
@@ -295,8 +309,26 @@ def _specialization(argument: object) -> Hashable:
     return type(argument), argument
 
 
+def _build_launcher(kernel: CompiledKernel) -> None:
+    """Compile the C function that launches a kernel. Triton 3.9 and later need none."""
+    if hasattr(nvidia_driver, "make_launcher"):
+        nvidia_driver.CudaLauncher(kernel.src, kernel.metadata)
+
+
+def _without_torch_compile() -> None:
+    """Keep torch from importing its compiler, which takes 4 s.
+
+    It does so at the first operation on `meta` that is written in Python, to exclude it from compilation."""
+    if "torch._dynamo" not in sys.modules:
+        stub = ModuleType("torch._dynamo")
+        stub.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
+        sys.modules["torch._dynamo"] = stub
+        torch._dynamo = stub
+
+
 def only_compile(gpu: launch.Traits, claims: Claims) -> None:
     """Make launches in this process only compile, for this GPU, into Triton's cache."""
+    _without_torch_compile()
     run = triton.runtime.jit.JITFunction.run
     compiled = dict[Hashable, object]()
 
@@ -305,7 +337,10 @@ def only_compile(gpu: launch.Traits, claims: Claims) -> None:
             values = map(_specialization, (*arguments, *options.values()))
             key = (id(kernel), *options, *values)
             if key not in compiled:
-                compiled[key] = run(kernel, *arguments, grid=grid, warmup=True, **options)
+                made = run(kernel, *arguments, grid=grid, warmup=True, **options)
+                if made is not None:
+                    _build_launcher(made)
+                compiled[key] = made
             return compiled[key]
 
         return launched
@@ -316,18 +351,36 @@ def only_compile(gpu: launch.Traits, claims: Claims) -> None:
     launch.imagine(gpu)
 
 
-def compile_all(job: CompileJob) -> tuple[int, list[Exception]]:
-    """Compile all kernels that no other process has claimed. Return their number and the errors."""
+def compile_all(
+    job: CompileJob, finished: Callable[[Phase, list[Exception]], None]
+) -> tuple[int, list[Exception]]:
+    """Compile all kernels that no other process has claimed. Return their number and the errors.
+
+    `finished`: called after each phase with its errors."""
     claims = Claims(job.claims)
     only_compile(job.gpu, claims)
     runner = meta_runner(job)
-    errors = launch_all(runner, job.config.vocabulary, compile_shapes(job.capabilities))
+    shapes = list(compile_shapes(job.capabilities))
+    errors: list[Exception] = []
+    for phase in Phase:
+        steps = [shape for shape in shapes if shape.phase is phase]
+        failed = launch_all(runner, job.config.vocabulary, steps)
+        errors += failed
+        finished(phase, failed)
     return claims.count, errors
+
+
+def _report(phase: Phase, errors: list[Exception]) -> None:
+    sys.stdout.write(phase_line(phase, ok=not errors))
+    sys.stdout.flush()
+    if phase is Phase.ONE_ROW:
+        os.nice(_NICENESS)
 
 
 def main() -> int:
     """Compile the job from stdin."""
-    count, errors = compile_all(pickle.load(sys.stdin.buffer))  # noqa: S301 (written by workers.py)
+    job = pickle.load(sys.stdin.buffer)  # noqa: S301 (written by workers.py)
+    count, errors = compile_all(job, _report)
     sys.stdout.write(f"{count}\n")
     for error in errors:
         sys.stderr.write(f"{error}\n")

@@ -1,8 +1,9 @@
 """Compiles a model's kernels ahead, in parallel processes, if Triton's cache lacks them.
 
-This module starts processes of trace.py while the weights are read, and waits for them. They need no GPU, but
-memory and a core each. A file in Triton's cache records that all kernels were compiled, so that later loads
-start no processes.
+This module starts processes of trace.py while the weights are read. They need no GPU, but memory and a core
+each. A load waits for their first phase; the others go on while the model answers, and a step waits for its own
+phase. Files in Triton's cache record the phases that were compiled. A later load starts no processes, or starts
+them late for what is missing, because a program that soon ends would have started them in vain.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ import triton
 
 from localchat.backend_api.interface import Capabilities
 from localchat.fit.hardware import read_limits, read_machine
+from localchat_cuda.compile_ahead.phase import Phase, phase_line
 from localchat_cuda.compile_ahead.trace import CompileJob, all_shapes
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import ModelConfig
@@ -28,6 +31,8 @@ from localchat_cuda.kernels import launch
 
 _COMMAND = (sys.executable, "-m", "localchat_cuda.compile_ahead.trace")
 _TIMEOUT_S = 900
+_LATE_S = 15.0
+"""Time after a load at which processes start if only later phases are missing."""
 _MAX_PROCESSES = 24
 """Limit of processes.
 
@@ -38,7 +43,9 @@ _PROCESS_BYTES = 1_000_000_000
 
 
 class CompileAhead:
-    """Compiling processes. A CPU, or a model whose kernels were compiled before, has none."""
+    """Compiling processes. A CPU, or a model whose kernels were compiled before, has none.
+
+    As a context manager it stops them if the load fails."""
 
     def __init__(
         self,
@@ -53,73 +60,129 @@ class CompileAhead:
         formats: LayerFormats = (),
     ) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._claims: tempfile.TemporaryDirectory[str] | None = None
+        self._ended = {phase: threading.Event() for phase in Phase}
+        """Set once all processes have finished a phase, or have ended."""
+        self._needed = threading.Event()
+        """Set once the processes should run, or will never be needed."""
+        self._lock = threading.Lock()
+        self._tried = False
+        """The processes were started, as far as they could be."""
+        self._stopped = False
+        self._notify = notify
         if device.type != "cuda" or launch.interpreted():
+            self._end()
             return
-        job = CompileJob(
+        self._job = CompileJob(
             config, capabilities, launch.traits(device), head_int8, unpacked, head_bounds, formats
         )
-        self._done_file = Path(triton.knobs.cache.dir) / f"localchat-{_digest(job)}"
-        if self._done_file.exists():
+        self._digest = _digest(self._job)
+        if self._record(Phase.ALL).exists():
+            self._end()
             return
-        try:
-            self._start(job, _process_count())
-        except OSError as error:
-            notify(f"Kernels will compile on first use: {error.strerror or error}.")
-        if self._processes:
-            count = len(self._processes)
-            notify(f"Compiling this model's kernels with {count} processes; later loads skip this.")
+        if self._record(Phase.ONE_ROW).exists():
+            self._ended[Phase.ONE_ROW].set()
+        else:
+            self._needed.set()
+            self._start()
+        threading.Thread(target=self._run, name="compile ahead", daemon=True).start()
 
-    def _start(self, job: CompileJob, count: int) -> None:
-        """Start up to `count` processes. Raises OSError if none can be started."""
-        self._claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
-        text = pickle.dumps(job._replace(claims=self._claims.name))
-        for _ in range(count):
-            try:
-                process = subprocess.Popen(
-                    _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-                )
-            except OSError:
-                if not self._processes:
-                    raise
+    def _record(self, phase: Phase) -> Path:
+        """File that exists if the kernels of a phase were compiled."""
+        return Path(triton.knobs.cache.dir) / f"localchat-{self._digest}-{phase.value}"
+
+    def _start(self) -> None:
+        """Start the processes, unless they were stopped. Without any, kernels compile on first use."""
+        with self._lock:
+            if self._stopped or self._tried:
                 return
-            self._processes.append(process)
-            assert process.stdin is not None
-            # If the process has died, its exit status shows it.
-            with contextlib.suppress(OSError):
-                process.stdin.write(text)
-                process.stdin.close()
+            self._tried = True
+            self._claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
+            text = pickle.dumps(self._job._replace(claims=self._claims.name))
+            try:
+                for _ in range(_process_count()):
+                    self._processes.append(_started(text))
+            except OSError as error:
+                if not self._processes:
+                    self._claims.cleanup()
+                    self._notify(f"Kernels will compile on first use: {error.strerror or error}.")
+                    return
+        count = len(self._processes)
+        self._notify(
+            f"Compiling this model's kernels with {count} processes; later loads skip this. "
+            "Until it is done, several requests at once may wait for it."
+        )
+
+    def _run(self) -> None:
+        """Start the processes if they do not run yet, and follow them to their end."""
+        self._needed.wait(_LATE_S)
+        self._start()
+        if self._processes:
+            self._follow()
+        self._end()
+
+    def _follow(self) -> None:
+        """Wait for the processes, phase by phase, and record what all of them have compiled."""
+        outputs = [process.stdout for process in self._processes if process.stdout is not None]
+        for phase in Phase:
+            wanted = phase_line(phase, ok=True).encode()
+            # Empty if the process has ended.
+            lines = [output.readline() for output in outputs]
+            if all(line == wanted for line in lines):
+                with contextlib.suppress(OSError):
+                    self._record(phase).parent.mkdir(parents=True, exist_ok=True)
+                    self._record(phase).touch()
+            self._ended[phase].set()
+        for process, output in zip(self._processes, outputs, strict=True):
+            output.close()
+            process.wait()
+        self._claims.cleanup()
+
+    def _end(self) -> None:
+        for phase in Phase:
+            self._ended[phase].set()
 
     def __enter__(self) -> "CompileAhead":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def wait(self) -> None:
-        """Wait until all kernels are compiled. Kernels that failed are compiled on first use."""
-        if not self._processes:
-            return
-        try:
-            statuses = [process.wait(_TIMEOUT_S) for process in self._processes]
-            if not any(statuses):
-                # Without the file, the next load compiles again.
-                with contextlib.suppress(OSError):
-                    self._done_file.parent.mkdir(parents=True, exist_ok=True)
-                    self._done_file.touch()
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is not None:
             self.stop()
 
+    def finished(self) -> bool:
+        """See phase.Compiling."""
+        return self._ended[Phase.ALL].is_set()
+
+    def wait(self, phase: Phase = Phase.ALL) -> None:
+        """See phase.Compiling. Kernels that failed are compiled on first use."""
+        if not self._ended[phase].is_set():
+            self._needed.set()
+            self._ended[phase].wait(_TIMEOUT_S)
+
+    def idle(self, seconds: float) -> None:
+        """See phase.Compiling."""
+        self._ended[Phase.ALL].wait(seconds)
+
     def stop(self) -> None:
-        """Kill processes that still compile. Idempotent."""
+        """See phase.Compiling."""
+        with self._lock:
+            self._stopped = True
+            for process in self._processes:
+                process.kill()
+        self._needed.set()
+        self._ended[Phase.ALL].wait()
         for process in self._processes:
-            process.kill()
             process.wait()
-        if self._claims is not None:
-            self._claims.cleanup()
-        self._claims = None
+
+
+def _started(text: bytes) -> subprocess.Popen[bytes]:
+    """Start a process with a pickled job. Raises OSError."""
+    process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    # If the process has died, its output ends.
+    with contextlib.suppress(OSError):
+        process.stdin.write(text)
+        process.stdin.close()
+    return process
 
 
 def _digest(job: CompileJob) -> str:

@@ -43,6 +43,9 @@ def angle_table(
 
     `radians` per position of the R/2 rotated pairs; `magnitude` multiplies their cosines and sines.
     """
+    if device.type == "meta":
+        # Compiling ahead needs no numbers, and `arange` on this device imports sympy.
+        return torch.empty(positions, d, device=device)
     turning = len(radians)
     half = d // 2
     rates = torch.tensor([*radians], dtype=torch.float64, device=device)

@@ -35,6 +35,7 @@ from localchat.backend_api.interface import (
 )
 from localchat.backend_api.prepared_steps import DecodeRow
 from localchat.errors import DeviceFault
+from localchat_cuda.compile_ahead.phase import Compiling, Phase
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 from localchat_cuda.kernels.attention.prefill import best_tile_config
 from localchat_cuda.kernels.launch import interpreted, traits
@@ -66,6 +67,8 @@ _MAX_MISSING = 32
 """Limit of missing steps that are captured in one idle period."""
 _SLOW_LAUNCH_S = 0.01
 """Host time of a launch above which it did not replay a graph."""
+_COMPILING_S = 0.01
+"""Longest wait of `warm_up_next` for kernels. A new request waits for it."""
 _OUT_OF_MEMORY = "a step ran out of GPU memory; the next steps are smaller"
 
 
@@ -140,6 +143,8 @@ class CudaRunner:
             DEPTH + 1,
         )
         self._pending: deque[PendingStep] = deque()
+        self.compiling: Compiling | None = None
+        """Kernels that are still compiled; None: all are."""
         self._drafter: AttachedDrafter | None = None
         self.sleeps = True
         """The thread that waits for a step sleeps if other steps were queued before it."""
@@ -194,6 +199,7 @@ class CudaRunner:
         assert len(self._pending) < DEPTH, "too many steps in flight"
         model = self._model
         assert model is not None, "the runner is closed"
+        self._wait_for_kernels(plan)
         step = PendingStep(plan, time.perf_counter())
         if any(pending.status == "out_of_memory" for pending in self._pending):
             step.status = "aborted"
@@ -224,6 +230,18 @@ class CudaRunner:
                 step.events = (start, done)
         step.host_s = time.perf_counter() - step.launched_s
         self._pending.append(step)
+
+    def _wait_for_kernels(self, plan: StepPlan) -> None:
+        """Wait until the kernels of a step are compiled.
+
+        Compiled by this process, one after the other, they would take longer."""
+        if self.compiling is None:
+            return
+        if self.compiling.finished():
+            self.compiling = None
+            return
+        drafts = any(row.drafts for row in plan.rows)
+        self.compiling.wait(Phase.of(len(plan.rows), drafts=drafts))
 
     def _update_drafting_state(self, plan: StepPlan, model: DeviceModel) -> None:
         """Report a plan's sequences to the drafter and the store of last states."""
@@ -377,6 +395,9 @@ class CudaRunner:
         """Run one missing or common step of padding; see backend_api.interface.Runner.
 
         A new request waits for this run only. The last run of a step captures its graph."""
+        if self.compiling is not None and not self.compiling.finished():
+            self.compiling.idle(_COMPILING_S)
+            return True
         has_work = self._missing or self._repeated
         if self._drafter is not None and not has_work and self._drafter.runner.warm_up_next():
             return True
@@ -508,6 +529,8 @@ class CudaRunner:
         """Free all memory. Idempotent."""
         if self._model is None:
             return
+        if self.compiling is not None:
+            self.compiling.stop()
         if self._gpu:
             torch.cuda.synchronize(self.device)
         if self._drafter is not None:

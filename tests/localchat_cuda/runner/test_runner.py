@@ -25,6 +25,7 @@ from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.engine.events import Done
 from localchat.engine.request import GenerateRequest
 from localchat.errors import DeviceFault
+from localchat_cuda.compile_ahead.phase import Phase
 from localchat_cuda.runner.common_steps import common_steps
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.step_output import PendingStep
@@ -436,6 +437,57 @@ def test_requests_outlive_steps_without_memory(
     assert told.error is None and apart(plain, told) < NEAR
     assert all(loop.received[id_].error is None for id_ in others)
     assert any("memory" in sentence for sentence in loop.sent)
+
+
+class KernelsInTheMaking:
+    """Stands for compiling processes, and records what is waited for."""
+
+    def __init__(self) -> None:
+        self.waits: list[Phase] = []
+        self.all_compiled = False
+        self.idled = False
+        self.stopped = False
+
+    def finished(self) -> bool:
+        return self.all_compiled
+
+    def wait(self, phase: Phase) -> None:
+        self.waits.append(phase)
+
+    def idle(self, seconds: float) -> None:
+        self.idled = True
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_a_step_waits_for_the_kernels_of_its_phase(folder: Path) -> None:
+    runner = tiny_runner(folder)
+    compiling = KernelsInTheMaking()
+    runner.compiling = compiling
+    assert runner.warm_up_next()
+    assert compiling.idled
+    assert not compiling.waits
+    loop = TinyLoop(runner)
+    loop.say(request(tokens_of(2, 20), max_tokens=3))
+    assert set(compiling.waits) == {Phase.ONE_ROW}
+    for seed in (3, 4):
+        loop.ask(request(tokens_of(seed, 20), max_tokens=3))
+    loop.run_until_idle()
+    assert Phase.FEW_ROWS in compiling.waits
+    compiling.waits.clear()
+    compiling.all_compiled = True
+    loop.say(request(tokens_of(5, 20), max_tokens=3))
+    assert not compiling.waits
+    assert runner.compiling is None
+
+
+def test_a_closed_runner_stops_compiling(folder: Path) -> None:
+    runner = tiny_runner(folder)
+    compiling = KernelsInTheMaking()
+    runner.compiling = compiling
+    runner.close()
+    assert compiling.stopped
 
 
 def test_a_closed_runner_holds_nothing(folder: Path) -> None:

@@ -44,6 +44,8 @@ def bounded_head(head: torch.Tensor) -> BoundedHead:
     weight = whole_rows(head)
     n, k = head.shape
     bounds = torch.empty(n, device=head.device)
+    if head.is_meta:
+        return BoundedHead(weight, bounds)
     in_order = (k + 8) * 2.0**-24
     aligned = (1.25 * k + 64) * 2.0**-23
     for first in range(0, n, _SLICE_ROWS):
