@@ -127,17 +127,19 @@ class Launch(NamedTuple):
     """Rows of a step whose carve-out the kernel takes (`set_carveout`); 0: the driver chooses it."""
 
     def run(self, *arguments: object, **constants: object) -> None:
-        """Launch the kernel. Do not pass its constants PDL and, if it has it, ROOMY (`own_carveout`)."""
-        settings: dict[str, object] = {"num_warps": self.warps, "PDL": self.gpu.pdl, **constants}
-        if self.registers and self.gpu.asm:
-            settings["maxnreg"] = self.registers
-        if self.gpu.pdl:
-            settings["launch_pdl"] = True
-        if "ROOMY" in self.kernel.arg_names:
-            settings["ROOMY"] = own_carveout(self.rows)
-        launched = self.kernel[self.grid](*arguments, **settings)
-        if self.rows:
-            set_carveout(launched, self.rows)
+        """Launch the kernel. Do not pass PDL, and ROOMY (`own_carveout`), if the kernel has that before PDL."""
+        kernel, grid, gpu, warps, registers, rows = self
+        constants["num_warps"] = warps
+        constants["PDL"] = gpu.pdl
+        if gpu.pdl:
+            constants["launch_pdl"] = True
+        if registers and gpu.asm:
+            constants["maxnreg"] = registers
+        if kernel.arg_names[-2] == "ROOMY":
+            constants["ROOMY"] = own_carveout(rows)
+        launched = kernel[grid](*arguments, **constants)
+        if rows:
+            set_carveout(launched, rows)
 
 
 def row_warps(columns: int) -> int:

@@ -327,9 +327,9 @@ def _merge_kernel(
     SPLITS: tl.constexpr,
     MQ: tl.constexpr,
     FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
     release(PDL)
     group = tl.program_id(0)

@@ -414,9 +414,9 @@ def _prepare_kernel(
     ROWS: tl.constexpr,
     GELU: tl.constexpr,
     ORDER: tl.constexpr,
-    PDL: tl.constexpr,
     GROUP: tl.constexpr,
     ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     release(PDL)
     block = tl.program_id(0)
