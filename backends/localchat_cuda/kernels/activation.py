@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.launch import (
-    Launch,
+    KernelLaunch,
     power_of_two,
     release,
     require,
@@ -161,7 +161,7 @@ def act_and_mul(
     warps = 16
     if block <= 1024:
         warps = 4
-    Launch(_act_and_mul_kernel, grid, traits(out.device), warps, rows=t).run(
+    KernelLaunch(_act_and_mul_kernel, grid, traits(out.device), warps, rows=t).run(
         *(parts, tensor_or(up, parts), out, cutoff or 0.0, t, 0 if up is None else up.stride(0)),
         F=f,
         S=parts.shape[0],

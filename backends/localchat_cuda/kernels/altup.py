@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.launch import Launch, release, require, row_warps, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, row_warps, traits, wait
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _HALF_POWER = tl.constexpr(0.5**0.5)
@@ -206,7 +206,7 @@ def predict(
         return
     splits = 0 if before is None else before.y.shape[0]
     added = before or Added(streams, gain)
-    Launch(_predict_kernel, (t,), traits(streams.device), warps=row_warps(h), rows=t).run(
+    KernelLaunch(_predict_kernel, (t,), traits(streams.device), warps=row_warps(h), rows=t).run(
         streams, added, weights, gain, out, eps, t, a, h, splits
     )
 
@@ -264,7 +264,7 @@ def add_laurel(
     if t == 0:
         return
     sums = (attention.y.shape[0], laurel.y.shape[0])
-    Launch(_add_laurel_kernel, (t,), traits(device), warps=row_warps(h), rows=t).run(
+    KernelLaunch(_add_laurel_kernel, (t,), traits(device), warps=row_warps(h), rows=t).run(
         streams, attention, laurel, *gains, residual, out, eps, t, h, *sums
     )
 
@@ -326,7 +326,7 @@ def correct(
     require("residual", residual, (t, h), (torch.float32,), streams.device)
     if t == 0:
         return
-    Launch(_correct_kernel, (t,), traits(streams.device), warps=row_warps(h), rows=t).run(
+    KernelLaunch(_correct_kernel, (t,), traits(streams.device), warps=row_warps(h), rows=t).run(
         streams, residual, part, weights, out, eps, t, a, h, part.y.shape[0]
     )
 

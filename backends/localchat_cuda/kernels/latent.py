@@ -27,7 +27,7 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.launch import Launch, power_of_two, release, require, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, require, traits, wait
 from localchat_cuda.kernels.rope import heads_of, partial_sum, require_pages
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -232,7 +232,7 @@ def store(
     warps = 4
     if t <= 16:
         warps = 1
-    Launch(_store_kernel, grid, traits(device), warps, rows=t).run(
+    KernelLaunch(_store_kernel, grid, traits(device), warps, rows=t).run(
         *(q, latents, gain, table, positions, slots, tables, plain, queries, pages, eps, t),
         *(tables.shape[1], pages.stride(0), shape),
     )
@@ -247,7 +247,7 @@ def norm(y: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, eps: float) -> 
     require("y", y, (s, t, columns), _FLOATS, device)
     require("gain", gain, (q,), _FLOATS, device)
     require("out", out, (t, q), _FLOATS, device)
-    Launch(_norm_kernel, (t,), traits(device), warps=4, rows=t).run(
+    KernelLaunch(_norm_kernel, (t,), traits(device), warps=4, rows=t).run(
         y, gain, out, eps, t, q, columns, s
     )
 

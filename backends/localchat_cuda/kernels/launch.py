@@ -113,7 +113,7 @@ def wait(PDL: tl.constexpr):
         gdc_wait()
 
 
-class Launch(NamedTuple):
+class KernelLaunch(NamedTuple):
     """A launch of a kernel with PDL, where the GPU has it."""
 
     kernel: Any
@@ -127,7 +127,7 @@ class Launch(NamedTuple):
     """Rows of a step whose carve-out the kernel takes (`set_carveout`); 0: the driver chooses it."""
 
     def run(self, *arguments: object, **constants: object) -> None:
-        """Launch the kernel. Do not pass PDL, and ROOMY (`own_carveout`), if the kernel has that before PDL."""
+        """Launch the kernel. Do not pass PDL, nor ROOMY (`own_carveout`) if it comes before PDL."""
         kernel, grid, gpu, warps, registers, rows = self
         constants["num_warps"] = warps
         constants["PDL"] = gpu.pdl

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.launch import (
-    Launch,
+    KernelLaunch,
     power_of_two,
     release,
     require,
@@ -99,6 +99,6 @@ def normalize(
         return
     gpu = traits(device)
     block = power_of_two(max(queries, keys))
-    Launch(_normalize_kernel, (t, 3), gpu, warps=row_warps(block), rows=t).run(
+    KernelLaunch(_normalize_kernel, (t, 3), gpu, warps=row_warps(block), rows=t).run(
         *(qkv, q_norm, k_norm, out, eps, t), Q=queries, K=keys, BLOCK=block, S=splits
     )

@@ -17,7 +17,7 @@ import triton.language as tl
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.int4.activations import HalfRows, packed_cell, quantize
 from localchat_cuda.kernels.launch import (
-    Launch,
+    KernelLaunch,
     power_of_two,
     release,
     require,
@@ -126,7 +126,7 @@ def add_norm(
     splits = 0 if y is None else y.shape[0]
     group = 0 if packed is None else packed.group
     packed_x = out if packed is None else packed.x
-    Launch(_norm_kernel, (t,), gpu, warps=row_warps(h), rows=t).run(
+    KernelLaunch(_norm_kernel, (t,), gpu, warps=row_warps(h), rows=t).run(
         *(tensor_or(y, residual), residual, weight, out, packed_x, tensor_or(bias, weight), eps),
         *(t, h, columns, splits, group, bias is not None),
     )

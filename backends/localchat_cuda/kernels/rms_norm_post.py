@@ -37,7 +37,7 @@ from localchat_cuda.kernels.int4.activations import (
 )
 from localchat_cuda.kernels.int4.pack import BLOCK_K
 from localchat_cuda.kernels.launch import (
-    Launch,
+    KernelLaunch,
     release,
     require,
     row_warps,
@@ -155,7 +155,7 @@ def post_norm(
         return
     gpu = traits(device)
     norms = weight is not None
-    Launch(_row_kernel, (t,), gpu, warps=row_warps(h), rows=t).run(
+    KernelLaunch(_row_kernel, (t,), gpu, warps=row_warps(h), rows=t).run(
         y, residual, post, tensor_or(weight, post), out, eps, scale, t, h, y.shape[0], norms
     )
 
@@ -292,11 +292,11 @@ def prepare(
     total = torch.empty(t, h, device=device)
     sums = torch.empty(t, groups, 4, device=device)
     grid = groups, triton.cdiv(t, several)
-    Launch(_sums_kernel, grid, gpu, warps=1, rows=t).run(
+    KernelLaunch(_sums_kernel, grid, gpu, warps=1, rows=t).run(
         y, residual, post, total, sums, t, h, splits, several
     )
     room = room_of(rows)
-    Launch(_prepare_kernel, grid, gpu, warps=1, rows=t).run(
+    KernelLaunch(_prepare_kernel, grid, gpu, warps=1, rows=t).run(
         *(total, sums, residual, post, weight, squares, rows.x, rows.factors),
         *(tensor_or(order, total), eps, scale, t, h, room, format_of(rows), several),
         *(order is not None, rows.group),

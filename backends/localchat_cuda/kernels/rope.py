@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.attention import kv_fp8
-from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _RUN = 8192
@@ -388,7 +388,7 @@ def rope_store(
     mark_stride = 0 if exponents is None else exponents.stride(0)
     cache = Cache(k, v, tensor_or(exponents, k), k.stride(0), mark_stride)
     norms = (tensor_or(q_norm, qkv), tensor_or(k_norm, qkv), eps)
-    Launch(_rope_kernel, (t, written // together), gpu, warps=1, rows=t).run(
+    KernelLaunch(_rope_kernel, (t, written // together), gpu, warps=1, rows=t).run(
         *(qkv, tensor_or(bias, qkv), table, positions, slots, tables, q, cache, *norms, t),
         *(tables.shape[1], shape),
     )

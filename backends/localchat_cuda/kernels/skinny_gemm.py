@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.launch import (
-    Launch,
+    KernelLaunch,
     Traits,
     power_of_two,
     release,
@@ -137,13 +137,13 @@ def gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     if m == 1:
         features = 4
         run = min(512, power_of_two(k))
-        Launch(_one_row_kernel, (triton.cdiv(n, features),), gpu, warps=4, rows=1).run(
+        KernelLaunch(_one_row_kernel, (triton.cdiv(n, features),), gpu, warps=4, rows=1).run(
             *(x, weight, out), N=n, K=k, BN=features, BK=run
         )
         return
     padded = max(16, power_of_two(m))
     tile = _tile_for(n, k, padded, gpu)
-    Launch(_rows_kernel, (triton.cdiv(n, tile.features),), gpu, warps=tile.warps).run(
+    KernelLaunch(_rows_kernel, (triton.cdiv(n, tile.features),), gpu, warps=tile.warps).run(
         *(x, weight, out, m),
         N=n,
         K=k,

@@ -88,7 +88,7 @@ class _Kernel:
 def test_a_launch_states_pdl_and_limits_registers_only_on_a_gpu() -> None:
     hopper, interpreter = launch.Traits.of((9, 0), 132), launch.Traits(False, False, 4)
     kernel = _Kernel("x", "N", "PDL")
-    launch.Launch(kernel, (1,), hopper, 4, 64).run(1, N=2)
+    launch.KernelLaunch(kernel, (1,), hopper, 4, 64).run(1, N=2)
     assert kernel.settings == {
         "num_warps": 4,
         "PDL": True,
@@ -96,14 +96,14 @@ def test_a_launch_states_pdl_and_limits_registers_only_on_a_gpu() -> None:
         "maxnreg": 64,
         "N": 2,
     }
-    launch.Launch(kernel, (1,), interpreter, 4, 64).run(1, N=2)
+    launch.KernelLaunch(kernel, (1,), interpreter, 4, 64).run(1, N=2)
     assert kernel.settings == {"num_warps": 4, "PDL": False, "N": 2}
 
 
 @pytest.mark.parametrize("rows", [1, launch.CARVEOUT_ROWS + 1])
 def test_a_kernel_of_all_steps_is_compiled_once_per_carveout(rows: int) -> None:
     kernel = _Kernel("x", "ROOMY", "PDL")
-    launch.Launch(kernel, (1,), launch.Traits(False, False, 4), 4, rows=rows).run(1)
+    launch.KernelLaunch(kernel, (1,), launch.Traits(False, False, 4), 4, rows=rows).run(1)
     assert kernel.settings["ROOMY"] == launch.own_carveout(rows)
 
 

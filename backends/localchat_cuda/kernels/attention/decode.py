@@ -46,7 +46,7 @@ from localchat_cuda.kernels.int4.activations import (
 )
 from localchat_cuda.kernels.launch import (
     CARVEOUT_ROWS,
-    Launch,
+    KernelLaunch,
     Traits,
     own_carveout,
     power_of_two,
@@ -421,7 +421,7 @@ def attend(
     step_rows = 0
     if config.small:
         step_rows = t
-    Launch(_decode_kernel, grid, decoder, warps=config.warps, rows=step_rows).run(
+    KernelLaunch(_decode_kernel, grid, decoder, warps=config.warps, rows=step_rows).run(
         *(q, Cache.of(k, v, exponents), batch, partials, scale, batch.tables.shape[1], t, shape),
         *(rows, blocks),
     )
@@ -470,7 +470,7 @@ def merge(
     warps = 4
     if splits <= 8:
         warps = 1
-    Launch(_merge_kernel, grid, gpu, warps, rows=t).run(
+    KernelLaunch(_merge_kernel, grid, gpu, warps, rows=t).run(
         *(partials, target, factors, tensor_or(sinks, partials.peaks), t),
         H=h,
         D=columns // h,

@@ -23,7 +23,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.attention.decode import LOG2E, Partials, capped
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
-from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 from localchat_cuda.kernels.rope import FLOATS, require_pages
 
 MOST_SEQUENCES = 4
@@ -305,7 +305,7 @@ def store_and_attend(
     norms = (tensor_or(q_norm, qkv), tensor_or(k_norm, qkv), eps)
     scale = rules.scale_for(d) * LOG2E.value
     strides = (k.stride(0), qkv.stride(1), qkv.stride(0))
-    Launch(_fused_kernel, (t * j, splits), gpu, warps=4, rows=t).run(
+    KernelLaunch(_fused_kernel, (t * j, splits), gpu, warps=4, rows=t).run(
         *(qkv, tensor_or(bias, qkv), angles, *norms, k, v, batch, partials, scale),
         *(batch.tables.shape[1], *strides, t, shape, _TYPES[dtype]),
     )

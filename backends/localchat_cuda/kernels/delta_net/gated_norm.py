@@ -18,7 +18,7 @@ from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.delta_net.prepare import sigmoid
 from localchat_cuda.kernels.delta_net.shapes import FLOATS
 from localchat_cuda.kernels.launch import (
-    Launch,
+    KernelLaunch,
     power_of_two,
     release,
     require,
@@ -133,7 +133,9 @@ def gate(
     width = power_of_two(v)
     together = 1 if t * h <= _ALONE else max(1, min(16, _TOGETHER // width))
     warps = min(8, max(1, together * width // 512))
-    Launch(_gate_kernel, (triton.cdiv(t * h, together),), traits(device), warps=warps, rows=t).run(
+    KernelLaunch(
+        _gate_kernel, (triton.cdiv(t * h, together),), traits(device), warps=warps, rows=t
+    ).run(
         *(x, z, tensor_or(weight, x), out, eps, t * h, z.stride(0), z.stride(1)),
         H=h,
         V=v,

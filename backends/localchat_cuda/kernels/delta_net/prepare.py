@@ -29,7 +29,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
     require_projection,
     require_states,
 )
-from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 
 _NORM_EPS = 1e-6
 _ALONE = 32
@@ -221,7 +221,7 @@ def prepare(
     warps = 4
     if together == 1:
         warps = 1
-    Launch(_prepare_kernel, grid, traits(device), warps, rows=t).run(
+    KernelLaunch(_prepare_kernel, grid, traits(device), warps, rows=t).run(
         *(qkvz, ba, present, states.inputs, tokens, out, _NORM_EPS, t, *strides, shape),
         P_BA=ba.shape[0],
         BIASED=weights.bias is not None,

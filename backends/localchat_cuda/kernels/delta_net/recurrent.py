@@ -28,7 +28,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
     require_projection,
     require_states,
 )
-from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 
 
 def reference(
@@ -221,6 +221,6 @@ def apply(
         require("skip", skip, (h,), (torch.float32,), device)
     qkvz = projection.qkvz
     shape = DeltaShape.of(states, qkvz.shape[0], delta=skip is None)
-    Launch(_recurrent_kernel, (s, h, v // shape.BV), traits(device), warps=4, rows=t).run(
+    KernelLaunch(_recurrent_kernel, (s, h, v // shape.BV), traits(device), warps=4, rows=t).run(
         prepared, Source.of(qkvz), states, batch, out, tensor_or(skip, prepared.decay), shape
     )

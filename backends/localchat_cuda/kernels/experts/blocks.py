@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.experts.choice import FEW_ROWS, Choices
-from localchat_cuda.kernels.launch import Launch, power_of_two, release, require, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, require, traits, wait
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _CHUNKS = 1024, 4096
@@ -106,7 +106,7 @@ def sort(ids: torch.Tensor, experts: int, rows: int) -> Blocks:
     slots = torch.empty(count * rows, dtype=torch.int32, device=device)
     owners = torch.empty(count, dtype=torch.int32, device=device)
     large = rows >= _LARGE_BLOCK
-    Launch(_sort_kernel, (experts,), traits(device), warps=8 if large else 4).run(
+    KernelLaunch(_sort_kernel, (experts,), traits(device), warps=8 if large else 4).run(
         *(ids, slots, owners, pairs, count),
         X=experts,
         X_POW2=power_of_two(experts),

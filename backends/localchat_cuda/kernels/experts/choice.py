@@ -39,7 +39,7 @@ from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.pack import W4
 from localchat_cuda.kernels.launch import (
-    Launch,
+    KernelLaunch,
     power_of_two,
     release,
     require,
@@ -412,7 +412,7 @@ def route(x: torch.Tensor, router: Router) -> Choices:
     tile = 16 if t <= 64 else 64
     logits = torch.empty(_SPLITS, t, r, device=device)
     grid = (triton.cdiv(r, tile), triton.cdiv(t, tile), _SPLITS)
-    Launch(_logits_kernel, grid, traits(device), warps=4).run(
+    KernelLaunch(_logits_kernel, grid, traits(device), warps=4).run(
         x, router.weight, logits, t, r, k, tile, _RUN, _SPLITS
     )
     ids = torch.empty(t, router.choices, dtype=torch.int32, device=device)
@@ -459,7 +459,9 @@ def add_few(
     choices = Choices(ids, weights)
     sums = (y, tensor_or(y_bias, gain), residual, gain)
     results = (x, added, logits, squares, tensor_or(router.bias, logits), choices)
-    Launch(_few_logits_kernel, (triton.cdiv(r, 16), splits), traits(device), warps=4, rows=t).run(
+    KernelLaunch(
+        _few_logits_kernel, (triton.cdiv(r, 16), splits), traits(device), warps=4, rows=t
+    ).run(
         *(*sums, weight, *results, tensor_or(arrivals, ids), eps, t, _constants(router, splits)),
         KX=columns,
         PARTS=y.shape[0],
@@ -515,7 +517,7 @@ def _choose(
 ) -> None:
     splits, t, _ = logits.shape
     few = squares is not None
-    Launch(_choose_kernel, (t,), traits(logits.device), warps=1, rows=t if few else 0).run(
+    KernelLaunch(_choose_kernel, (t,), traits(logits.device), warps=1, rows=t if few else 0).run(
         *(logits, tensor_or(squares, logits), tensor_or(router.bias, logits), choices, eps, t),
         *(_constants(router, splits), few),
     )

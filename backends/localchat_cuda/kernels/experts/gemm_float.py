@@ -32,7 +32,7 @@ from localchat_cuda.kernels.experts.blocks import (
 )
 from localchat_cuda.kernels.experts.choice import Choices, FewRows, few_arguments, inverse_rms
 from localchat_cuda.kernels.launch import (
-    Launch,
+    KernelLaunch,
     power_of_two,
     release,
     require,
@@ -238,7 +238,7 @@ def _launch(
         WIDTH=width,
     )
     sorted_pairs = (choices.ids, choices.ids) if blocks is None else (blocks.slots, blocks.owners)
-    Launch(_float_kernel, grid, traits(device), warps=tile.warps).run(
+    KernelLaunch(_float_kernel, grid, traits(device), warps=tile.warps).run(
         *(x, weight, tensor_or(bias, choices.weights), choices.ids, *sorted_pairs),
         *(choices.weights, out, squares, eps, t * c, t, shape),
     )

@@ -52,7 +52,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 
 
 class FewTile(NamedTuple):
@@ -543,6 +543,6 @@ def _launch(
         tensor_or(bias, choices.weights),
     )
     grid = (features // (16 * tile.blocks), t * c)
-    Launch(_few_kernel, grid, gpu, tile.warps, tile.registers, rows=t).run(
+    KernelLaunch(_few_kernel, grid, gpu, tile.warps, tile.registers, rows=t).run(
         *tensors, choices, out, squares, eps, t * c, t, few
     )

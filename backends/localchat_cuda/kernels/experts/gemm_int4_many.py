@@ -30,7 +30,7 @@ from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.e2m1 import scaled_floats
 from localchat_cuda.kernels.int4.gemm_tiled import landed, load_words, scaled_block, scaled_groups
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
-from localchat_cuda.kernels.launch import Launch, release, require, tensor_or, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 
 
 class ManyTile(NamedTuple):
@@ -236,6 +236,6 @@ def _launch(
         weight.scale_zeros,
         tensor_or(bias, choices.weights),
     )
-    Launch(_many_kernel, (features // own, blocks.owners.shape[0]), gpu, warps=tile.warps).run(
-        *tensors, blocks.slots, blocks.owners, choices.weights, out, t * c, t, many
-    )
+    KernelLaunch(
+        _many_kernel, (features // own, blocks.owners.shape[0]), gpu, warps=tile.warps
+    ).run(*tensors, blocks.slots, blocks.owners, choices.weights, out, t * c, t, many)

@@ -29,7 +29,7 @@ import triton.language as tl
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8, dense
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.launch import Launch, power_of_two, release, require, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, require, traits, wait
 
 MAX_ROWS = 32
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -235,7 +235,7 @@ def gemm(
     config.check(n, k)
     grid = (triton.cdiv(n, 16 * config.blocks), config.splits)
     gpu = traits(weight.codes.device)
-    Launch(_small_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
+    KernelLaunch(_small_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
         *(x, weight.raw, weight.scales, out, m),
         N=n,
         K=k,

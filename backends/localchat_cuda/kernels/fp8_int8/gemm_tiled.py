@@ -15,7 +15,7 @@ from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.launch import Launch, power_of_two, release, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, traits, wait
 
 MAX_ROWS = 64
 
@@ -92,7 +92,9 @@ def gemm(
     config.check(n, k)
     pdl = traits(weight.codes.device).pdl
     grid = (triton.cdiv(n, 16 * config.blocks), config.splits)
-    Launch(_tiled_kernel, grid, traits(weight.codes.device), config.warps, config.registers).run(
+    KernelLaunch(
+        _tiled_kernel, grid, traits(weight.codes.device), config.warps, config.registers
+    ).run(
         *(x, weight.raw, weight.scales, out, m),
         N=n,
         K=k,

@@ -35,7 +35,7 @@ from localchat_cuda.kernels.ggml.tile_ops import (
 )
 from localchat_cuda.kernels.int4.gemm_tiled import TiledGemmConfig, landed
 from localchat_cuda.kernels.int4.tile_config import TileConfig
-from localchat_cuda.kernels.launch import Launch, release, require, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, traits, wait
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _DEQUANTIZED_TILES = 4
@@ -316,7 +316,7 @@ def gemm(
     if whole_halves is None:
         whole_halves = gpu.hopper
     grid = (triton.cdiv(m, config.rows), triton.cdiv(n, ROWS * tiles), shape.splits)
-    Launch(_tiles_kernel, grid, gpu, warps=shape.warps).run(
+    KernelLaunch(_tiles_kernel, grid, gpu, warps=shape.warps).run(
         *(x, planes(weight), out, m, n, out.shape[2], column, k, config, form_of(weight, gpu)),
         whole_halves,
     )

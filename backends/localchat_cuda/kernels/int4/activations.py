@@ -40,7 +40,7 @@ from localchat_cuda.kernels.activation import reference as act_and_mul_reference
 from localchat_cuda.kernels.int4.gemm_int8 import factors_of, lanes
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.launch import (
-    Launch,
+    KernelLaunch,
     power_of_two,
     release,
     require,
@@ -569,7 +569,9 @@ def prepare(
             return
     gpu = traits(device)
     several = rows_per_program(m)
-    Launch(_prepare_kernel, (k // BLOCK_K, triton.cdiv(m, several)), gpu, warps=1, rows=m).run(
+    KernelLaunch(
+        _prepare_kernel, (k // BLOCK_K, triton.cdiv(m, several)), gpu, warps=1, rows=m
+    ).run(
         *(source, tensor_or(ids, source), tensor_or(residual, source), tensor_or(weight, source)),
         *(tensor_or(squares, source), rows.x, rows.factors, factor, _shift(factor, eps)),
         *(tensor_or(order, source), m),

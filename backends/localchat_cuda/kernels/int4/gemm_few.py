@@ -24,7 +24,7 @@ from localchat_cuda.kernels.int4.pack import W4
 from localchat_cuda.kernels.int4.row_norm import RowNorm, inverse_rms, norm_arguments
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import Int4FewRows, load_block
-from localchat_cuda.kernels.launch import Launch, release, require, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, traits, wait
 
 INT8_ROWS = 8
 HALF_ROWS = 16
@@ -143,6 +143,6 @@ def gemm(
     is_half = not isinstance(rows, Int8Rows)
     few = Int4FewRows(n, k, is_half, room_of(rows), weight.group, shape, norm is not None, gpu.asm)
     grid = (n // (16 * shape.blocks), shape.splits)
-    Launch(_few_kernel, grid, gpu, shape.warps, shape.registers, rows=1).run(
+    KernelLaunch(_few_kernel, grid, gpu, shape.warps, shape.registers, rows=1).run(
         rows.x, rows.factors, codes, weight.scale_zeros, out, squares, eps, m, few
     )

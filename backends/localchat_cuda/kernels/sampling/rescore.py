@@ -42,7 +42,7 @@ import triton.language as tl
 from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.backend_api.step import SamplingParams
 from localchat_cuda.kernels.launch import (
-    Launch,
+    KernelLaunch,
     power_of_two,
     release,
     require,
@@ -361,7 +361,9 @@ def rescore(
     counts = rows if known is None else known.counts
     words = 0 if masks is None else masks.shape[1]
     grid = (count, blocks)
-    Launch(_bound_kernel, grid, gpu._replace(pdl=gpu.pdl and known is None), warps=4, rows=1).run(
+    KernelLaunch(
+        _bound_kernel, grid, gpu._replace(pdl=gpu.pdl and known is None), warps=4, rows=1
+    ).run(
         *(logits, rescoring.states, rescoring.bounds, draws, settings, masking, counts, upper),
         *(scratch.peaks, n, words, settings.bias_ids.shape[1]),
         K=hidden,
@@ -370,10 +372,10 @@ def rescore(
         MASKED=masks is not None,
         TALLIED=known is not None,
     )
-    Launch(_floor_kernel, (count,), gpu, warps=8, rows=1).run(
+    KernelLaunch(_floor_kernel, (count,), gpu, warps=8, rows=1).run(
         slots, settings, scratch, groups, power_of_two(groups)
     )
-    Launch(_rescore_kernel, (triton.cdiv(n, _TOKENS),), gpu, warps=4, rows=1).run(
+    KernelLaunch(_rescore_kernel, (triton.cdiv(n, _TOKENS),), gpu, warps=4, rows=1).run(
         *(logits, rescoring.states, rescoring.head, draws, settings, upper, scratch.floors),
         *(count, m),
         N=n,

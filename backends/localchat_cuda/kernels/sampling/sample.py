@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.launch import (
-    Launch,
+    KernelLaunch,
     power_of_two,
     release,
     require,
@@ -519,7 +519,7 @@ def draw(
     words = 0 if masks is None else masks.shape[1]
     changes = (masks is not None, known is not None)
     room = power_of_two(blocks)
-    Launch(process_kernel, (count, blocks), gpu._replace(pdl=chained), warps=4).run(
+    KernelLaunch(process_kernel, (count, blocks), gpu._replace(pdl=chained), warps=4).run(
         *(logits, draws, settings, masking, counts, scratch, vocabulary, words),
         *(settings.bias_ids.shape[1], BLOCK, *changes),
     )
@@ -530,9 +530,11 @@ def draw(
         gpu = gpu._replace(pdl=False)
     grid = (count, blocks)
     sizes = (vocabulary, blocks, room, BLOCK)
-    Launch(measure_kernel, grid, gpu, warps=4).run(scratch, draws, settings, *sizes)
-    Launch(collect_kernel, grid, gpu, warps=4).run(scratch, slots, settings, *sizes, CANDIDATES)
-    Launch(_draw_kernel, (count,), gpu, warps=8).run(
+    KernelLaunch(measure_kernel, grid, gpu, warps=4).run(scratch, draws, settings, *sizes)
+    KernelLaunch(collect_kernel, grid, gpu, warps=4).run(
+        scratch, slots, settings, *sizes, CANDIDATES
+    )
+    KernelLaunch(_draw_kernel, (count,), gpu, warps=8).run(
         *(logits, draws, settings, scratch, tokens, logprobs, normalizers, *sizes, CANDIDATES),
         *(_CHUNK, rare is not None),
     )
