@@ -24,7 +24,7 @@ from localchat_llamacpp.library_source import VARIABLE
 from localchat_llamacpp.rebuild.synthetic_gguf import SyntheticModel, write
 
 ROOT = Path(__file__).resolve().parents[2]
-_Q4_K = 12
+_Q4_K = "Q4_K"
 _STEP_TOKENS, _CONTEXT_TOKENS = 128, 1024
 _KINDS = ("prompt_cpu", "decode_cpu", "prompt", "decode")
 
@@ -128,12 +128,7 @@ def _serve(path: Path, threads: int) -> None:
     """Measure a round for each line of stdin."""
     from localchat_llamacpp.batch import Batch
     from localchat_llamacpp.native import library
-    from localchat_llamacpp.native_model import (
-        ContextSpec,
-        Placement,
-        load_weights,
-        open_context,
-    )
+    from localchat_llamacpp.native_model import ContextSpec, Placement, load_weights, open_context
 
     api = library().api
     weights = load_weights(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from localchat_cuda.kernels.int4.pack import to_awq
+from tests.support.awq import to_awq
 from tests.support.tiny_models import Layer, save_layers
 
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1}

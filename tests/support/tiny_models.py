@@ -16,7 +16,6 @@ from localchat_cuda.config.model import ModelConfig, rounded_config
 from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.int4 import e2m1
-from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.layers.packed import PackedLayers
 from localchat_cuda.ranks.collective import Collective
@@ -35,6 +34,7 @@ from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights, WeightSource
+from tests.support.awq import to_awq
 
 CPU = torch.device("cpu")
 VOCABULARY = 160
@@ -455,7 +455,7 @@ def save_awq(model: Any, folder: Path, floating: str = "-") -> None:
         scales = ((torch.rand(n, k // 128, generator=generator) + 0.5) * 0.05).half()
         wide = (scales.float().repeat_interleave(128, 1), zeros.repeat_interleave(128, 1))
         names = ("qweight", "qzeros", "scales")
-        parts = zip(names, w4_pack.to_awq(codes, scales, zeros), strict=True)
+        parts = zip(names, to_awq(codes, scales, zeros), strict=True)
         return Layer(dict(parts), (codes - wide[1]) * wide[0])
 
     save_layers(model, folder, layer, AWQ, floating)

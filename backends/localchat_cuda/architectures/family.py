@@ -119,8 +119,3 @@ class Family:
     def normed_projections(self) -> bool:
         """True if queries and keys are normalized over all heads. Inputs of layers are not."""
         return "attention" not in self.names.norms
-
-    @property
-    def normed_heads(self) -> bool:
-        """True if queries and keys are normalized per head."""
-        return "q_norm" in self.names.norms and not self.normed_projections

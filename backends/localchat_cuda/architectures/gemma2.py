@@ -6,18 +6,18 @@ scale of the embedding, the soft caps of attention and head, the windows and the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family, GgufTraits
-from localchat_cuda.layers.head_norms import HeadNorms
 
 if TYPE_CHECKING:
     import torch
 
     from localchat_cuda.layers.dense import Layers, X
-    from localchat_cuda.weights.model_weights import ModelWeights
+    from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 
 GEMMA_DEFAULTS = {
     "num_attention_heads": 8,
@@ -62,22 +62,38 @@ FAMILY = Family(
 )
 
 
-def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
+def feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
+    """Return the partial sums of a layer's MLP."""
+    x = ops.gemm_act_mul(x, layer.linears["gate_up"])
+    return ops.reduce(ops.gemm(x, layer.linears["down"]))
+
+
+def forward(
+    ops: Layers[X],
+    weights: ModelWeights,
+    mix: Callable[..., torch.Tensor] = llama.mix,
+    feed: Callable[..., torch.Tensor] = feed,
+) -> torch.Tensor:
     """Return the last states [P, hidden] of one step. Write keys and values to the KV pages.
 
-    Gemma 3 adds norms of heads, and GLM-4 may add biases."""
-    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
+    OLMo 2 has no norms before its parts. Small Gemma 4 models add a gated part of a second embedding.
+    `mix`, `feed`: a family's own attention and MLP."""
+    x = ops.embed(weights.embedding, weights.layers[0].norms.get("attention"))
+    inputs = None
+    if weights.inputs is not None:
+        inputs = ops.embed_inputs(weights.inputs, weights.embedding)
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
-        qkv = ops.gemm(x, layer.linears["qkv"])
-        norms = HeadNorms.of(layer.norms)
-        x = ops.attend(qkv, number, layer.biases.get("qkv"), norms)
-        y = ops.reduce(ops.gemm(x, layer.linears["o"]))
-        post = layer.norms["post_attention"]
-        x = ops.add_norm(y, layer.norms["mlp"], post)
-        x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y = ops.reduce(ops.gemm(x, layer.linears["down"]))
+        y = mix(ops, x, layer, number)
+        x = ops.add_norm(y, layer.norms.get("mlp"), layer.norms["post_attention"])
+        y = feed(ops, x, layer)
         post = layer.norms["post_mlp"]
+        if inputs is not None:
+            x = ops.add_norm(y, None, post)
+            x = ops.act_mul(ops.gemm(x, layer.linears["input_gate"]), inputs[:, number])
+            y = ops.gemm(x, layer.linears["input_projection"])
+            post = layer.norms["post_input"]
         if number < last:
-            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"], post)
-    return ops.finish(y, weights.last_norm, post)
+            gain = weights.layers[number + 1].norms.get("attention")
+            x = ops.add_norm(y, gain, post, layer.scale)
+    return ops.finish(y, weights.last_norm, post, layer.scale)

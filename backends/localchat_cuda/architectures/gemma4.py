@@ -9,6 +9,7 @@ router has a scale instead of a norm's weight. Norms store their weights. Only t
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import gemma2, gemma3
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from localchat_cuda.layers.dense import Layers, X
-    from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
+    from localchat_cuda.weights.model_weights import LayerWeights
 
 BESIDE_DENSE_FORMATS = "experts beside a dense layer support bf16 and fp16"
 FAMILY = Family(
@@ -98,10 +99,14 @@ def attend(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> X:
     return ops.attend(ops.gemm(x, layer.linears["qkv"]), number, None, norms)
 
 
+def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
+    """Run the attention of a layer: partial sums [S, T, hidden]."""
+    return ops.reduce(ops.gemm(attend(ops, x, layer, number), layer.linears["o"]))
+
+
 def feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
     """Return the partial sums of the MLP, or the sum of MLP and experts."""
-    x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-    y = ops.reduce(ops.gemm(x, layer.linears["down"]))
+    y = gemma2.feed(ops, x, layer)
     if layer.experts is None:
         return y
     expert_sums = ops.run_experts(None, layer.norms["experts"], layer.experts)
@@ -110,25 +115,5 @@ def feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
     )
 
 
-def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
-    x = ops.embed(weights.embedding, weights.layers[0].norms["attention"])
-    inputs = None
-    if weights.inputs is not None:
-        inputs = ops.embed_inputs(weights.inputs, weights.embedding)
-    last = len(weights.layers) - 1
-    for number, layer in enumerate(weights.layers):
-        x = attend(ops, x, layer, number)
-        y = ops.reduce(ops.gemm(x, layer.linears["o"]))
-        post = layer.norms["post_attention"]
-        x = ops.add_norm(y, layer.norms["mlp"], post)
-        y = feed(ops, x, layer)
-        post = layer.norms["post_mlp"]
-        if inputs is not None:
-            x = ops.add_norm(y, None, post)
-            x = ops.act_mul(ops.gemm(x, layer.linears["input_gate"]), inputs[:, number])
-            y = ops.gemm(x, layer.linears["input_projection"])
-            post = layer.norms["post_input"]
-        if number < last:
-            x = ops.add_norm(y, weights.layers[number + 1].norms["attention"], post, layer.scale)
-    return ops.finish(y, weights.last_norm, post, layer.scale)
+forward = partial(gemma2.forward, mix=mix, feed=feed)
+"""Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""

@@ -3,20 +3,11 @@
 OLMo Team, 2024 (arXiv 2501.00656). Layers read the residual itself, without a norm.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.layers.head_norms import HeadNorms
-
-if TYPE_CHECKING:
-    import torch
-
-    from localchat_cuda.layers.dense import Layers, X
-    from localchat_cuda.weights.model_weights import ModelWeights
+from localchat_cuda.architectures.gemma2 import forward
 
 FAMILY = Family(
     name="olmo2",
@@ -34,20 +25,4 @@ FAMILY = Family(
     defaults={"rms_norm_eps": 1e-5},
 )
 
-
-def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
-    """Return the last states [P, hidden] of one step. Write keys and values to the KV pages."""
-    x = ops.embed(weights.embedding, None)
-    last = len(weights.layers) - 1
-    for number, layer in enumerate(weights.layers):
-        qkv = ops.gemm(x, layer.linears["qkv"])
-        norms = HeadNorms(layer.norms["q_norm"], layer.norms["k_norm"])
-        x = ops.attend(qkv, number, None, norms)
-        y = ops.reduce(ops.gemm(x, layer.linears["o"]))
-        x = ops.add_norm(y, None, layer.norms["post_attention"])
-        x = ops.gemm_act_mul(x, layer.linears["gate_up"])
-        y = ops.reduce(ops.gemm(x, layer.linears["down"]))
-        post = layer.norms["post_mlp"]
-        if number < last:
-            x = ops.add_norm(y, None, post)
-    return ops.finish(y, weights.last_norm, post)
+__all__ = ["FAMILY", "forward"]

@@ -16,16 +16,15 @@ beyond, and a program computes a whole row: Gemma 3n (Google, 2025).
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
+    KernelLaunch,
     power_of_two,
+    release,
     require,
-    set_carveout,
     tensor_or,
     traits,
+    wait,
 )
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -109,15 +108,13 @@ def _act_and_mul_kernel(
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     t = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < F
     gate = tl.zeros((BLOCK,), tl.float32)
     up = tl.zeros((BLOCK,), tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     for s in tl.static_range(S):
         row = gate_up + (s * T + t) * (F if OTHER or SQUARE else 2 * F) + i
         gate += tl.load(row, mask=inside, other=0.0).to(tl.float32)
@@ -159,15 +156,13 @@ def act_and_mul(
         require("up", up, (t, f), _FLOATS, out.device, contiguous=False)
     if t == 0:
         return
-    pdl = traits(out.device).pdl
     block = 1024 if cutoff is None else power_of_two(f)
-    kernel = _act_and_mul_kernel[(t, triton.cdiv(f, block))](
-        parts,
-        tensor_or(up, parts),
-        out,
-        cutoff or 0.0,
-        t,
-        0 if up is None else up.stride(0),
+    grid = (t, triton.cdiv(f, block))
+    warps = 16
+    if block <= 1024:
+        warps = 4
+    KernelLaunch(_act_and_mul_kernel, grid, traits(out.device), warps, rows=t).run(
+        *(parts, tensor_or(up, parts), out, cutoff or 0.0, t, 0 if up is None else up.stride(0)),
         F=f,
         S=parts.shape[0],
         GELU=gelu,
@@ -175,11 +170,7 @@ def act_and_mul(
         SQUARE=square,
         SPARSE=cutoff is not None,
         BLOCK=block,
-        ROOMY=own_carveout(t),
-        PDL=pdl,
-        **options(pdl, 4 if block <= 1024 else 16),
     )
-    set_carveout(kernel, t)
 
 
 def square_relu(y: torch.Tensor, out: torch.Tensor) -> None:

@@ -24,16 +24,8 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
-    require,
-    row_warps,
-    set_carveout,
-    traits,
-)
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, row_warps, traits, wait
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _HALF_POWER = tl.constexpr(0.5**0.5)
@@ -163,8 +155,7 @@ def _predict_kernel(
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     t = tl.program_id(0).to(tl.int64)
     a = tl.arange(0, triton.next_power_of_2(A))
     i = tl.arange(0, triton.next_power_of_2(H))
@@ -177,8 +168,7 @@ def _predict_kernel(
     )
     first = tl.load(weights.norm + i, mask=inside, other=0.0).to(tl.float32)
     last = tl.load(gain + i, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     offsets = (a[:, None] * T + t) * H + i[None, :]
     x = tl.load(streams + offsets, mask=tile, other=0.0)
     if S > 0:
@@ -204,8 +194,6 @@ def predict(
     out: torch.Tensor,
     eps: float,
     before: Added | None = None,
-    *,
-    pdl: bool = True,
 ) -> None:
     """Predict the streams of a layer.
 
@@ -216,15 +204,11 @@ def predict(
     require("gain", gain, (h,), _FLOATS, streams.device)
     if t == 0:
         return
-    pdl = pdl and traits(streams.device).pdl
     splits = 0 if before is None else before.y.shape[0]
     added = before or Added(streams, gain)
-    kernel = _predict_kernel[(t,)](
-        *(streams, added, weights, gain, out, eps, t),
-        *(a, h, splits, own_carveout(t), pdl),
-        **options(pdl, row_warps(h)),
+    KernelLaunch(_predict_kernel, (t,), traits(streams.device), warps=row_warps(h), rows=t).run(
+        streams, added, weights, gain, out, eps, t, a, h, splits
     )
-    set_carveout(kernel, t)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -244,8 +228,7 @@ def _add_laurel_kernel(
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     t = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, triton.next_power_of_2(H))
     inside = i < H
@@ -253,8 +236,7 @@ def _add_laurel_kernel(
     gain_laurel = tl.load(other.gain + i, mask=inside, other=0.0).to(tl.float32)
     gain_first = tl.load(first + i, mask=inside, other=0.0).to(tl.float32)
     gain_second = tl.load(second + i, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     x = tl.load(streams + t * H + i, mask=inside, other=0.0)
     total = x + _sum(attention.y, gain, t, i, inside, T, H, S, eps) + _norm(x, gain_first, H, eps)
     total += _sum(other.y, gain_laurel, t, i, inside, T, H, SL, eps)
@@ -272,8 +254,6 @@ def add_laurel(
     residual: torch.Tensor,
     out: torch.Tensor,
     eps: float,
-    *,
-    pdl: bool = True,
 ) -> None:
     """Write the residual after attention, and its norm. `gains`: of the norms before attention and after."""
     _, t, h = _check(streams, out, attention, laurel)
@@ -283,14 +263,10 @@ def add_laurel(
         require("gains", gain, (h,), _FLOATS, device)
     if t == 0:
         return
-    pdl = pdl and traits(device).pdl
     sums = (attention.y.shape[0], laurel.y.shape[0])
-    kernel = _add_laurel_kernel[(t,)](
-        *(streams, attention, laurel, *gains, residual, out, eps, t),
-        *(h, *sums, own_carveout(t), pdl),
-        **options(pdl, row_warps(h)),
+    KernelLaunch(_add_laurel_kernel, (t,), traits(device), warps=row_warps(h), rows=t).run(
+        streams, attention, laurel, *gains, residual, out, eps, t, h, *sums
     )
-    set_carveout(kernel, t)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -308,8 +284,7 @@ def _correct_kernel(
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     t = tl.program_id(0).to(tl.int64)
     a = tl.arange(0, triton.next_power_of_2(A))
     i = tl.arange(0, triton.next_power_of_2(H))
@@ -324,8 +299,7 @@ def _correct_kernel(
     first = tl.load(weights.norm + i, mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(part.gain + i, mask=inside, other=0.0).to(tl.float32)
     last = tl.load(weights.scale + i, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     active = tl.load(residual + t * H + i, mask=inside, other=0.0)
     active += _sum(part.y, gain, t, i, inside, T, H, S, eps)
     routed = _route(active, first, routes, H, eps)
@@ -345,8 +319,6 @@ def correct(
     weights: AltUpWeights,
     out: torch.Tensor,
     eps: float,
-    *,
-    pdl: bool = True,
 ) -> None:
     """Correct the streams by the residual and the output of the MLP. Shapes are in the module docstring."""
     a, t, h = _check(streams, out, part)
@@ -354,13 +326,9 @@ def correct(
     require("residual", residual, (t, h), (torch.float32,), streams.device)
     if t == 0:
         return
-    pdl = pdl and traits(streams.device).pdl
-    kernel = _correct_kernel[(t,)](
-        *(streams, residual, part, weights, out, eps, t),
-        *(a, h, part.y.shape[0], own_carveout(t), pdl),
-        **options(pdl, row_warps(h)),
+    KernelLaunch(_correct_kernel, (t,), traits(streams.device), warps=row_warps(h), rows=t).run(
+        streams, residual, part, weights, out, eps, t, a, h, part.y.shape[0]
     )
-    set_carveout(kernel, t)
 
 
 def _check(streams: torch.Tensor, out: torch.Tensor, *parts: Added | None) -> tuple[int, int, int]:

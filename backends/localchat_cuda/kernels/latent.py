@@ -26,16 +26,8 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
-    power_of_two,
-    require,
-    set_carveout,
-    traits,
-)
+from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, require, traits, wait
 from localchat_cuda.kernels.rope import heads_of, partial_sum, require_pages
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -126,8 +118,7 @@ def _store_kernel(
     D: tl.constexpr = shape.D
     E: tl.constexpr = shape.E
     HEADS: tl.constexpr = shape.HEADS
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     t = tl.program_id(0)
     block = tl.program_id(1)
     i = tl.arange(0, E // 2)
@@ -139,8 +130,7 @@ def _store_kernel(
     page = tl.load(tables + tl.load(slots + t) * width + position // shape.P).to(tl.int64)
     cos = tl.load(table + position * E + i)
     sin = tl.load(table + position * E + E // 2 + i)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     if block < shape.H // HEADS:
         n = tl.arange(0, triton.next_power_of_2(shape.N))
         for local_head in tl.static_range(HEADS):
@@ -180,13 +170,11 @@ def _norm_kernel(
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     t = tl.program_id(0)
     i = tl.arange(0, triton.next_power_of_2(Q))
     weight = tl.load(gain + i, mask=i < Q, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     x = partial_sum(y, t * COLUMNS + i, i < Q, T * COLUMNS, S)
     x *= tl.rsqrt(tl.sum(x * x, 0) / Q + eps) * weight
     tl.store(out + t * Q + i, x.to(out.dtype.element_ty), mask=i < Q)
@@ -226,7 +214,6 @@ def store(
         raise ValueError(f"q: {h * (n + tail)} columns or more wanted, {q.shape[2]} given")
     if power_of_two(d) != d or power_of_two(tail) != tail or latents.shape[2] < d + tail:
         raise ValueError(f"gain, table: powers of two wanted, {d} and {tail} columns given")
-    pdl = traits(device).pdl
     together = heads_of(t, h)
     shape = LatentShape(
         H=h,
@@ -241,12 +228,14 @@ def store(
         HEADS=together,
         NEIGHBOURS=neighbours,
     )
-    kernel = _store_kernel[(t, h // together + 1)](
+    grid = (t, h // together + 1)
+    warps = 4
+    if t <= 16:
+        warps = 1
+    KernelLaunch(_store_kernel, grid, traits(device), warps, rows=t).run(
         *(q, latents, gain, table, positions, slots, tables, plain, queries, pages, eps, t),
-        *(tables.shape[1], pages.stride(0), shape, own_carveout(t), pdl),
-        **options(pdl, 1 if t <= 16 else 4),
+        *(tables.shape[1], pages.stride(0), shape),
     )
-    set_carveout(kernel, t)
 
 
 def norm(y: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, eps: float) -> None:
@@ -258,11 +247,9 @@ def norm(y: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, eps: float) -> 
     require("y", y, (s, t, columns), _FLOATS, device)
     require("gain", gain, (q,), _FLOATS, device)
     require("out", out, (t, q), _FLOATS, device)
-    pdl = traits(device).pdl
-    kernel = _norm_kernel[(t,)](
-        y, gain, out, eps, t, q, columns, s, own_carveout(t), pdl, **options(pdl, 4)
+    KernelLaunch(_norm_kernel, (t,), traits(device), warps=4, rows=t).run(
+        y, gain, out, eps, t, q, columns, s
     )
-    set_carveout(kernel, t)
 
 
 def _widths(gain: torch.Tensor, table: torch.Tensor) -> tuple[int, int]:

@@ -1,18 +1,20 @@
-"""Launch traits and options of a device, and argument checks that name the wrong tensor.
+"""Launches of kernels, traits of devices, and argument checks that name the wrong tensor.
 
 PDL is programmatic dependent launch: a kernel may begin while its predecessor in the stream still
 runs, loads its own weights, and waits for the predecessor's results only before it reads them. In
 our chains it saves about 1 us for each kernel on an H200. Every kernel here that is launched with
-it does the same three things in this order: release its own dependents, load data that no other
-kernel writes, wait.
+it does the same three things in this order: `release` its own dependents, load data that no other
+kernel writes, `wait`.
 """
 
 import ctypes
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 MAX_INT32 = 2**31 - 1
 
@@ -90,24 +92,54 @@ def imagine(gpu: Traits) -> None:
 def traits(device: torch.device) -> Traits:
     """Return the launch traits of a device; a CPU stands for the interpreter."""
     if device.type == "cuda" and not interpreted():
-        return _traits_of_cuda(
-            torch.cuda.current_device() if device.index is None else device.index, any(_safe)
-        )
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return _traits_of_cuda(index, any(_safe))
     if device.type == "meta" and _imagined:
         return _imagined[0]
     return Traits(False, False, 4)
 
 
-def options(pdl: bool, warps: int, *, stages: int = 0, registers: int = 0) -> dict[str, int | bool]:
-    """Build Triton's launch options; those left at 0 keep its default."""
-    result: dict[str, int | bool] = {"num_warps": warps}
-    if stages:
-        result["num_stages"] = stages
-    if registers and not interpreted():
-        result["maxnreg"] = registers
-    if pdl:
-        result["launch_pdl"] = True
-    return result
+@triton.jit
+def release(PDL: tl.constexpr):
+    """Let the dependents of a kernel begin."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    """Wait for the results of the predecessor."""
+    if PDL:
+        gdc_wait()
+
+
+class KernelLaunch(NamedTuple):
+    """A launch of a kernel with PDL, where the GPU has it."""
+
+    kernel: Any
+    """A function of Triton, which has no types."""
+    grid: tuple[int, ...]
+    gpu: Traits
+    warps: int
+    registers: int = 0
+    """Register limit for the compiler; 0: none."""
+    rows: int = 0
+    """Rows of a step whose carve-out the kernel takes (`set_carveout`); 0: the driver chooses it."""
+
+    def run(self, *arguments: object, **constants: object) -> None:
+        """Launch the kernel. Do not pass PDL, nor ROOMY (`own_carveout`) if it comes before PDL."""
+        kernel, grid, gpu, warps, registers, rows = self
+        constants["num_warps"] = warps
+        constants["PDL"] = gpu.pdl
+        if gpu.pdl:
+            constants["launch_pdl"] = True
+        if registers and gpu.asm:
+            constants["maxnreg"] = registers
+        if kernel.arg_names[-2] == "ROOMY":
+            constants["ROOMY"] = own_carveout(rows)
+        launched = kernel[grid](*arguments, **constants)
+        if rows:
+            set_carveout(launched, rows)
 
 
 def row_warps(columns: int) -> int:

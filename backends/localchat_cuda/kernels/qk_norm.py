@@ -12,16 +12,15 @@ arXiv 2501.00656) norms so; models that norm each head by itself do it in rope.p
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
+    KernelLaunch,
     power_of_two,
+    release,
     require,
     row_warps,
-    set_carveout,
     traits,
+    wait,
 )
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -58,8 +57,7 @@ def _normalize_kernel(
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     t = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     width = tl.where(part == 0, Q, K)
@@ -67,8 +65,7 @@ def _normalize_kernel(
     i = tl.arange(0, BLOCK)
     inside = i < width
     offsets = begin + i
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     x = tl.zeros((BLOCK,), tl.float32)
     for s in tl.static_range(S):
         x += tl.load(qkv + (s * T + t) * (Q + 2 * K) + offsets, mask=inside, other=0.0).to(
@@ -101,21 +98,7 @@ def normalize(
     if t == 0:
         return
     gpu = traits(device)
-    pdl = gpu.pdl
     block = power_of_two(max(queries, keys))
-    kernel = _normalize_kernel[(t, 3)](
-        qkv,
-        q_norm,
-        k_norm,
-        out,
-        eps,
-        t,
-        Q=queries,
-        K=keys,
-        BLOCK=block,
-        S=splits,
-        ROOMY=own_carveout(t),
-        PDL=pdl,
-        **options(pdl, row_warps(block)),
+    KernelLaunch(_normalize_kernel, (t, 3), gpu, warps=row_warps(block), rows=t).run(
+        *(qkv, q_norm, k_norm, out, eps, t), Q=queries, K=keys, BLOCK=block, S=splits
     )
-    set_carveout(kernel, t)

@@ -13,19 +13,18 @@ A `bias` [H] of y is added, too. RMSNorm: Zhang and Sennrich, 2019.
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.int4.activations import HalfRows, packed_cell, quantize
 from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
+    KernelLaunch,
     power_of_two,
+    release,
     require,
     row_warps,
-    set_carveout,
     tensor_or,
     traits,
+    wait,
 )
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -70,14 +69,12 @@ def _norm_kernel(
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     t = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, triton.next_power_of_2(H))
     inside = i < H
     gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     x = tl.load(residual + t * H + i, mask=inside, other=0.0)
     if S > 0:
         total = tl.zeros(i.shape, tl.float32)
@@ -126,13 +123,10 @@ def add_norm(
     if t == 0:
         return
     gpu = traits(device)
-    pdl = gpu.pdl
     splits = 0 if y is None else y.shape[0]
     group = 0 if packed is None else packed.group
     packed_x = out if packed is None else packed.x
-    kernel = _norm_kernel[(t,)](
-        *(tensor_or(y, residual), residual, weight, out, packed_x, tensor_or(bias, weight), eps, t),
-        *(h, columns, splits, group, bias is not None, own_carveout(t), pdl),
-        **options(pdl, row_warps(h)),
+    KernelLaunch(_norm_kernel, (t,), gpu, warps=row_warps(h), rows=t).run(
+        *(tensor_or(y, residual), residual, weight, out, packed_x, tensor_or(bias, weight), eps),
+        *(t, h, columns, splits, group, bias is not None),
     )
-    set_carveout(kernel, t)

@@ -24,7 +24,6 @@ Post-norms: Gemma 2 (Gemma Team, 2024). The scale from four sums is our own.
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.int4.activations import (
     Rows,
@@ -38,13 +37,13 @@ from localchat_cuda.kernels.int4.activations import (
 )
 from localchat_cuda.kernels.int4.pack import BLOCK_K
 from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
+    KernelLaunch,
+    release,
     require,
     row_warps,
-    set_carveout,
     tensor_or,
     traits,
+    wait,
 )
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -115,15 +114,13 @@ def _row_kernel(
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     t = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, triton.next_power_of_2(H))
     inside = i < H
     first = tl.load(post + i, mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     total = tl.zeros(i.shape, tl.float32)
     for s in tl.static_range(S):
         total += tl.load(y + (s * T + t) * H + i, mask=inside, other=0.0).to(tl.float32)
@@ -157,14 +154,10 @@ def post_norm(
     if t == 0:
         return
     gpu = traits(device)
-    pdl = gpu.pdl
     norms = weight is not None
-    kernel = _row_kernel[(t,)](
-        *(y, residual, post, tensor_or(weight, post), out, eps, scale, t),
-        *(h, y.shape[0], norms, own_carveout(t), pdl),
-        **options(pdl, row_warps(h)),
+    KernelLaunch(_row_kernel, (t,), gpu, warps=row_warps(h), rows=t).run(
+        y, residual, post, tensor_or(weight, post), out, eps, scale, t, h, y.shape[0], norms
     )
-    set_carveout(kernel, t)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -181,16 +174,14 @@ def _sums_kernel(
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     group = tl.program_id(0)
     i = group * 128 + tl.arange(0, 128)
     t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     there = t < T
     inside = there[:, None]
     gain = tl.load(post + i).to(tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     offsets = t[:, None] * H + i[None, :]
     v = sum_partials(source, offsets, inside, T * H, S)
     r = tl.load(residual + offsets, mask=inside, other=0.0)
@@ -228,11 +219,10 @@ def _prepare_kernel(
     FORMAT: tl.constexpr,
     ROWS: tl.constexpr,
     ORDER: tl.constexpr,
-    PDL: tl.constexpr,
     GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     G: tl.constexpr = H // 128
     group = tl.program_id(0)
     i = group * 128 + tl.arange(0, 128)
@@ -247,8 +237,7 @@ def _prepare_kernel(
     valid = inside & (g < G)[None, :]
     four = (t * G)[:, None] * 4 + g[None, :] * 4
     offsets = t[:, None] * H + i[None, :]
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     v = tl.load(y + offsets, mask=inside, other=0.0, cache_modifier=".cg")
     r = tl.load(residual + offsets, mask=inside, other=0.0)
     yy = _whole(sums, four, valid)
@@ -297,24 +286,18 @@ def prepare(
     if order is not None:
         require("order", order, (h,), (torch.int32,), device)
     gpu = traits(device)
-    pdl = gpu.pdl
     splits = y.shape[0]
     groups = h // BLOCK_K
     several = rows_per_program(t)
     total = torch.empty(t, h, device=device)
     sums = torch.empty(t, groups, 4, device=device)
     grid = groups, triton.cdiv(t, several)
-    kernel = _sums_kernel[grid](
-        *(y, residual, post, total, sums, t),
-        *(h, splits, several, own_carveout(t), pdl),
-        **options(pdl, 1),
+    KernelLaunch(_sums_kernel, grid, gpu, warps=1, rows=t).run(
+        y, residual, post, total, sums, t, h, splits, several
     )
-    set_carveout(kernel, t)
     room = room_of(rows)
-    kernel = _prepare_kernel[grid](
+    KernelLaunch(_prepare_kernel, grid, gpu, warps=1, rows=t).run(
         *(total, sums, residual, post, weight, squares, rows.x, rows.factors),
-        *(tensor_or(order, total), eps, scale, t),
-        *(h, room, format_of(rows), several, order is not None, pdl, rows.group),
-        **options(pdl, 1),
+        *(tensor_or(order, total), eps, scale, t, h, room, format_of(rows), several),
+        *(order is not None, rows.group),
     )
-    set_carveout(kernel, t)

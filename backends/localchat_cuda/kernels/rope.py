@@ -26,17 +26,9 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.attention import kv_fp8
-from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
-    require,
-    set_carveout,
-    tensor_or,
-    traits,
-)
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _RUN = 8192
@@ -220,8 +212,7 @@ def _rope_kernel(
     R: tl.constexpr = shape.R
     P: tl.constexpr = shape.P
     HEADS: tl.constexpr = shape.HEADS
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     t = tl.program_id(0)
     first = tl.program_id(1) * HEADS
     i = tl.arange(0, triton.next_power_of_2(D // 2))
@@ -236,8 +227,7 @@ def _rope_kernel(
     page = tl.load(tables + tl.load(slots + t) * width + position // P).to(tl.int64)
     cos = tl.load(table + position * D + i, mask=inside, other=0.0)
     sin = tl.load(table + position * D + D // 2 + i, mask=inside, other=0.0)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     columns: tl.constexpr = (H + J * shape.STORED) * D
     for n in tl.static_range(HEADS):
         head = first + n
@@ -379,7 +369,6 @@ def rope_store(
         if norm is not None:
             require(name, norm, (d,), FLOATS, device)
     gpu = traits(device)
-    pdl = gpu.pdl
     written = h + 2 * j if stored else h
     together = heads_of(t, written)
     shape = RopeShape(
@@ -399,9 +388,7 @@ def rope_store(
     mark_stride = 0 if exponents is None else exponents.stride(0)
     cache = Cache(k, v, tensor_or(exponents, k), k.stride(0), mark_stride)
     norms = (tensor_or(q_norm, qkv), tensor_or(k_norm, qkv), eps)
-    kernel = _rope_kernel[(t, written // together)](
-        *(qkv, tensor_or(bias, qkv), table, positions, slots, tables, q, cache, *norms),
-        *(t, tables.shape[1], shape, own_carveout(t), pdl),
-        **options(pdl, 1),
+    KernelLaunch(_rope_kernel, (t, written // together), gpu, warps=1, rows=t).run(
+        *(qkv, tensor_or(bias, qkv), table, positions, slots, tables, q, cache, *norms, t),
+        *(tables.shape[1], shape),
     )
-    set_carveout(kernel, t)

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net.shapes import FLOATS, Tokens, require_batch
-from localchat_cuda.kernels.launch import options, require
+from localchat_cuda.kernels.launch import require
 
 _ROWS = 16
 _COLUMNS = 128
@@ -172,9 +172,9 @@ def apply(
     _conv_kernel[(triton.cdiv(t, _ROWS), blocks)](
         *(product, conv, inputs, tokens, out, t, *product.stride()[:2]),
         *(c, taps, parts, _ROWS, _COLUMNS),
-        **options(False, 4),
+        num_warps=4,
     )
     _store_kernel[(s, blocks)](
         *(product, inputs, batch, *product.stride()[:2], c, taps, parts, _COLUMNS),
-        **options(False, 4),
+        num_warps=4,
     )

@@ -1,4 +1,4 @@
-"""GEMM of 1 to 64 rows with an fp16 or bf16 weight: y = x w^T, optionally + bias.
+"""GEMM of 1 to 64 rows with an fp16 or bf16 weight: y = x w^T.
 
 For the output head, and every layer of an unquantized model; weights are read once, at memory
 bandwidth.
@@ -18,26 +18,23 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.launch import (
+    KernelLaunch,
     Traits,
-    options,
     power_of_two,
+    release,
     require,
-    set_carveout,
     traits,
+    wait,
 )
 
 MAX_ROWS = 64
 
 
-def reference(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Compute the gemm in fp32 with plain torch."""
-    y = x.float() @ weight.float().t()
-    return y if bias is None else y + bias.float()
+    return x.float() @ weight.float().t()
 
 
 @triton.jit
@@ -50,17 +47,14 @@ def add_products(w, x, acc):
 def _one_row_kernel(
     x,
     weight,
-    bias,
     out,
     N: tl.constexpr,
     K: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
     k = tl.arange(0, BK)
@@ -68,8 +62,7 @@ def _one_row_kernel(
     first = tl.load(
         row + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first"
     )
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     acc = add_products(first, tl.load(x + k, mask=k < K, other=0.0), tl.zeros((BN, BK), tl.float32))
     for c in tl.range(BK, K, BK, num_stages=1):
         columns = c + k
@@ -86,8 +79,6 @@ def _one_row_kernel(
             xs = tl.load(x + columns, mask=columns < K, other=0.0)
         acc = add_products(w, xs, acc)
     y = tl.sum(acc, 1)
-    if BIAS:
-        y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < N)
 
 
@@ -95,7 +86,6 @@ def _one_row_kernel(
 def _rows_kernel(
     x,
     weight,
-    bias,
     out,
     M,
     N: tl.constexpr,
@@ -104,19 +94,16 @@ def _rows_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
-    BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
     k = tl.arange(0, BK)
     m = tl.arange(0, MP)
     xs = x + (m % M)[None, :] * K
     acc = tl.zeros((BN, MP), tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     for c in tl.range(0, K, BK, num_stages=STAGES):
         columns = c + k
         if K % BK == 0:
@@ -132,19 +119,12 @@ def _rows_kernel(
             acc = tl.dot(
                 w, tl.load(xs + columns[:, None], mask=(columns < K)[:, None], other=0.0), acc
             )
-    if BIAS:
-        acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     where = m[None, :].to(tl.int64) * N + n[:, None]
     tl.store(out + where, acc.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
 
 
-def gemm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    out: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> None:
-    """Write y = x w^T (+ bias) into `out`; shapes in the module docstring."""
+def gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """Write y = x w^T into `out`; shapes in the module docstring."""
     m, k = x.shape
     n = weight.shape[0]
     device = weight.device
@@ -153,46 +133,24 @@ def gemm(
     require("x", x, (m, k), (torch.float16, torch.bfloat16), device)
     require("weight", weight, (n, k), (x.dtype,), device)
     require("out", out, (m, n), (torch.float32, torch.float16, torch.bfloat16), device)
-    if bias is not None:
-        require("bias", bias, (n,), (torch.float32, torch.float16, torch.bfloat16), device)
     gpu = traits(device)
-    pdl = gpu.pdl
-    bias_or_weight = weight if bias is None else bias
     if m == 1:
         features = 4
         run = min(512, power_of_two(k))
-        kernel = _one_row_kernel[(triton.cdiv(n, features),)](
-            x,
-            weight,
-            bias_or_weight,
-            out,
-            N=n,
-            K=k,
-            BN=features,
-            BK=run,
-            BIAS=bias is not None,
-            PDL=pdl,
-            **options(pdl, 4),
+        KernelLaunch(_one_row_kernel, (triton.cdiv(n, features),), gpu, warps=4, rows=1).run(
+            *(x, weight, out), N=n, K=k, BN=features, BK=run
         )
-        set_carveout(kernel)
         return
     padded = max(16, power_of_two(m))
     tile = _tile_for(n, k, padded, gpu)
-    _rows_kernel[(triton.cdiv(n, tile.features),)](
-        x,
-        weight,
-        bias_or_weight,
-        out,
-        m,
+    KernelLaunch(_rows_kernel, (triton.cdiv(n, tile.features),), gpu, warps=tile.warps).run(
+        *(x, weight, out, m),
         N=n,
         K=k,
         MP=padded,
         BN=tile.features,
         BK=tile.run,
         STAGES=tile.stages,
-        BIAS=bias is not None,
-        PDL=pdl,
-        **options(pdl, tile.warps),
     )
 
 

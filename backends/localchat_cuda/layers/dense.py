@@ -10,8 +10,9 @@ rms (kernels/int4/activations.py). Each class runs the kernels, or with `kernels
 references, on a CPU and in tests.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -54,127 +55,8 @@ _HALF_POWER = 0.5**0.5
 """Factor that keeps the power of a sum of two equally powerful terms."""
 
 
-class Layers(Protocol[X]):
-    """Operations of an architecture's forward pass. `X`: activations that a gemm reads."""
-
-    def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> X:
-        """Set the residual to rows of the table [vocabulary, K]. Norm it with `gain` [K] unless None."""
-        ...
-
-    def gemm(self, x: X, weight: Weight) -> torch.Tensor:
-        """Return partial sums [S, T, N] of x w^T."""
-        ...
-
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        layer: int,
-        bias: torch.Tensor | None,
-        norms: HeadNorms | None,
-        sinks: torch.Tensor | None = None,
-    ) -> X:
-        """Rotate, write keys and values to the pages of `layer`, and attend: [T, H*D].
-
-        The last layer returns [P, H*D] if P is small. All later operations then have as many rows."""
-        ...
-
-    def run_recurrent(
-        self,
-        product: torch.Tensor,
-        weights: RecurrentWeights,
-        layer: int,
-        gates: torch.Tensor | None = None,
-    ) -> X:
-        """Run a layer with a running state over the product of its input, and update the states: [T, H*V].
-
-        `product`: partial sums [S, T, ..] of a delta net, a Mamba 2 or a short convolution. `gates`: partial
-        sums of a delta net's gates; None: they follow in `product`. Rows of the last layer as in `attend`."""
-        ...
-
-    def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> X:
-        """Norm the first Q columns of partial sums [S, T, ..] with `gain` [Q]."""
-        ...
-
-    def attend_latent(
-        self,
-        q: torch.Tensor,
-        latents: torch.Tensor,
-        gain: torch.Tensor,
-        kv: torch.Tensor,
-        layer: int,
-    ) -> X:
-        """Attend over latents (kernels/latent.py), otherwise like `attend`: [T, H*V].
-
-        `q`: partial sums [S, T, H*(N+E)]. `latents`: partial sums [S, T, ..] that end with the latent and its
-        rotated key. `gain`: of the latent's norm. `kv`: see LayerWeights."""
-        ...
-
-    def add_norm(
-        self,
-        y: torch.Tensor,
-        gain: torch.Tensor | None,
-        post: torch.Tensor | None = None,
-        scale: float = 1.0,
-    ) -> X:
-        """Add partial sums to the residual, and norm the result with `gain`.
-
-        `post`: norm of the partial sums before they are added. With it, the result is multiplied by `scale`,
-        and not normed if `gain` is None."""
-        ...
-
-    def reduce(self, y: torch.Tensor) -> torch.Tensor:
-        """Add up the partial sums [S, T, N] of all ranks.
-
-        For products of weights whose input features are divided among the ranks. One rank changes nothing."""
-        ...
-
-    def gemm_act_mul(self, x: X, weight: Weight) -> X:
-        """Return act(gate) * up of x w^T: [T, K] from a weight of 2K features, gate first."""
-        ...
-
-    def run_experts(
-        self,
-        y: torch.Tensor | None,
-        gain: torch.Tensor,
-        weights: experts.Experts,
-        bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Compute the experts of each row: partial sums [S, T, K].
-
-        Before, add partial sums y and their bias to the residual, if any, and norm it with `gain`."""
-        ...
-
-    def add_normed(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Norm partial sums [S, T, K] with their gains [K], and add them: fp32 [1, T, K]."""
-        ...
-
-    def embed_inputs(self, inputs: LayerInputs, table: torch.Tensor) -> torch.Tensor:
-        """Combine a second embedding and a projection of the first one: [T, L, P] in the model's dtype.
-
-        Reads the table, not the residual, because the first gemm may not have written that yet."""
-        ...
-
-    def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> X:
-        """Return act(y) * other of partial sums y [S, T, K] and `other` [T, K]."""
-        ...
-
-    def square_relu(self, y: torch.Tensor) -> X:
-        """Return the square of relu(y) of partial sums y [S, T, K]."""
-        ...
-
-    def finish(
-        self,
-        y: torch.Tensor,
-        gain: torch.Tensor,
-        post: torch.Tensor | None = None,
-        scale: float = 1.0,
-    ) -> torch.Tensor:
-        """Like add_norm, but return only the last states [P, K] that the head reads."""
-        ...
-
-
-class LayersBase:
-    """Attention and the end of a step, which both kinds of layers share.
+class Layers(ABC, Generic[X]):
+    """Operations of an architecture's forward pass. `X`: activations that a gemm reads.
 
     Size: all operations share the state of one step: residual, pages and rows."""
 
@@ -206,11 +88,60 @@ class LayersBase:
         self.tapped: dict[int, torch.Tensor] = {}
         """States by layer: [T, hidden] in the model's dtype."""
 
+    @abstractmethod
+    def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> X:
+        """Set the residual to rows of the table [vocabulary, K]. Norm it with `gain` [K] unless None."""
+
+    @abstractmethod
+    def gemm(self, x: X, weight: Weight) -> torch.Tensor:
+        """Return partial sums [S, T, N] of x w^T."""
+
+    @abstractmethod
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        layer: int,
+        bias: torch.Tensor | None,
+        norms: HeadNorms | None,
+        sinks: torch.Tensor | None = None,
+    ) -> X:
+        """Rotate, write keys and values to the pages of `layer`, and attend: [T, H*D].
+
+        The last layer returns [P, H*D] if P is small. All later operations then have as many rows."""
+
+    @abstractmethod
+    def add_norm(
+        self,
+        y: torch.Tensor,
+        gain: torch.Tensor | None,
+        post: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> X:
+        """Add partial sums to the residual, and norm the result with `gain`.
+
+        `post`: norm of the partial sums before they are added. With it, the result is multiplied by `scale`,
+        and not normed if `gain` is None."""
+
+    @abstractmethod
+    def gemm_act_mul(self, x: X, weight: Weight) -> X:
+        """Return act(gate) * up of x w^T: [T, K] from a weight of 2K features, gate first."""
+
+    @abstractmethod
+    def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> X:
+        """Return act(y) * other of partial sums y [S, T, K] and `other` [T, K]."""
+
+    @abstractmethod
+    def plain(self, rows: torch.Tensor) -> X:
+        """Return rows [T, K] in the model's dtype as activations."""
+
     def implementation(self, kernel: Call, reference: Call) -> Call:
         """Return the kernel, or its reference where kernels do not run."""
         return kernel if self.kernels else reference
 
     def reduce(self, y: torch.Tensor) -> torch.Tensor:
+        """Add up the partial sums [S, T, N] of all ranks.
+
+        For products of weights whose input features are divided among the ranks. One rank changes nothing."""
         if self.collective is None:
             return y
         return self.collective.add_up(y.sum(0, keepdim=True, dtype=torch.float32))
@@ -306,22 +237,25 @@ class LayersBase:
             )
         return self._queries[d]
 
-    def normed_latent(self, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        """Norm the first Q columns of partial sums: [T, Q] in the model's dtype."""
+    def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> X:
+        """Norm the first Q columns of partial sums [S, T, ..] with `gain` [Q]."""
         out = torch.empty(self.tokens, len(gain), dtype=self.dtype, device=self.device)
         norm = self.implementation(latent.norm, latent.norm_reference)
         norm(y, gain, out, LATENT_EPS)
-        return out
+        return self.plain(out)
 
-    def latent_attention(
+    def attend_latent(
         self,
         q: torch.Tensor,
         latents: torch.Tensor,
         gain: torch.Tensor,
         kv: torch.Tensor,
         layer: int,
-    ) -> torch.Tensor:
-        """Attend over latents: [T, H*V] in the model's dtype."""
+    ) -> X:
+        """Attend over latents (kernels/latent.py), otherwise like `attend`: [T, H*V].
+
+        `q`: partial sums [S, T, H*(N+E)]. `latents`: partial sums [S, T, ..] that end with the latent and its
+        rotated key. `gain`: of the latent's norm. `kv`: see LayerWeights."""
         self.tap(layer)
         shape = self.config.latent
         queries = self.queries(layer)
@@ -351,16 +285,19 @@ class LayersBase:
         torch.bmm(plain.transpose(0, 1), kv[:, : shape.plain], out=latent_queries)
         attended = self.attention(layer, None).view(self.tokens, -1, shape.kv_rank).transpose(0, 1)
         torch.bmm(attended, kv[:, shape.plain :].transpose(1, 2), out=out.transpose(0, 1))
-        return out.view(self.tokens, -1)
+        return self.continued(out.view(self.tokens, -1), layer)
 
-    def recurrent(
+    def run_recurrent(
         self,
         product: torch.Tensor,
         weights: RecurrentWeights,
         layer: int,
-        gates: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Run a layer with a running state, see Layers.run_recurrent: [T, H*V] in the model's dtype."""
+        gates: torch.Tensor | None = None,
+    ) -> X:
+        """Run a layer with a running state, and update the states: [T, H*V].
+
+        `product`: partial sums [S, T, ..] of a delta net, a Mamba 2 or a short convolution. `gates`: partial
+        sums of a delta net's gates; None: they follow in `product`. Rows of the last layer as in `attend`."""
         self.tap(layer)
         shape = self.config.recurrent
         inputs = self.inputs
@@ -372,7 +309,7 @@ class LayersBase:
         if isinstance(weights, torch.Tensor):
             convolve = self.implementation(short_conv.apply, short_conv.reference)
             convolve(product, weights, states.inputs, inputs.tokens, inputs.batch, normed)
-            return normed
+            return self.continued(normed, layer)
         heads = shape.value_heads
         if shape.kind == "mamba":
             parts = torch.split(product[..., : shape.columns], list(shape.parts), 2)
@@ -402,7 +339,7 @@ class LayersBase:
             shape.eps,
             groups=shape.kind == "mamba",
         )
-        return normed
+        return self.continued(normed, layer)
 
     def gate(
         self,
@@ -418,13 +355,13 @@ class LayersBase:
         gate = self.implementation(gated_norm.gate, gated_norm.reference)
         gate(x, z, weight, out, eps or self.config.eps, groups=groups)
 
-    def squared_relu(self, y: torch.Tensor) -> torch.Tensor:
-        """Return the square of relu(y) of partial sums y [S, T, K]: [T, K] in the model's dtype."""
+    def square_relu(self, y: torch.Tensor) -> X:
+        """Return the square of relu(y) of partial sums y [S, T, K]."""
         if not self.kernels:
-            return _rounded(activation.square_reference(y), self.dtype)
+            return self.plain(_rounded(activation.square_reference(y), self.dtype))
         out = torch.empty(y.shape[1:], dtype=self.dtype, device=self.device)
         activation.square_relu(y, out)
-        return out
+        return self.plain(out)
 
     def decode_attention(
         self, rules: attention_reference.Rules, layer: int
@@ -579,11 +516,11 @@ class LayersBase:
         self.residual = self.residual[indices]
         return x[indices]
 
-    def rows_after(self, x: torch.Tensor, layer: int) -> torch.Tensor:
-        """Return the rows of x [T, K] that continue after a layer's attention."""
+    def continued(self, x: torch.Tensor, layer: int) -> X:
+        """Return the rows of x [T, K] that continue after a layer."""
         if self.drops_rows(layer):
-            return self.drop_rows(x)
-        return x
+            x = self.drop_rows(x)
+        return self.plain(x)
 
     def run_experts(
         self,
@@ -592,6 +529,9 @@ class LayersBase:
         weights: experts.Experts,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """Compute the experts of each row: partial sums [S, T, K].
+
+        Before, add partial sums y and their bias to the residual, if any, and norm it with `gain`."""
         return self.reduce(self._expert_sums(y, gain, weights, bias))
 
     def _expert_sums(
@@ -617,6 +557,7 @@ class LayersBase:
         )
 
     def add_normed(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Norm partial sums [S, T, K] with their gains [K], and add them: fp32 [1, T, K]."""
         total = torch.zeros_like(self.residual)
         for y, gain in parts:
             self.normed(y, total, None, gain)
@@ -648,6 +589,9 @@ class LayersBase:
             self.residual.mul_(self.embedding_scale)
 
     def embed_inputs(self, inputs: LayerInputs, table: torch.Tensor) -> torch.Tensor:
+        """Combine a second embedding and a projection of the first one: [T, L, P] in the model's dtype.
+
+        Reads the table, not the residual, because the first gemm may not have written that yet."""
         gemma = self.config.gemma
         ids = self.inputs.ids.long()
         assert gemma is not None
@@ -673,6 +617,7 @@ class LayersBase:
         post: torch.Tensor | None = None,
         scale: float = 1.0,
     ) -> torch.Tensor:
+        """Like add_norm, but return only the last states [P, K] that the head reads."""
         residual = self.residual
         if self.logits_indices is not None:
             residual = residual[self.logits_indices]
@@ -720,8 +665,11 @@ def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
-class DenseLayers(LayersBase):
+class DenseLayers(Layers[torch.Tensor]):
     """Layers with activations [T, K] in the model's dtype, for weights of any kinds."""
+
+    def plain(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
         self.embed_residual(table)
@@ -749,7 +697,7 @@ class DenseLayers(LayersBase):
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = self._attended(qkv, layer, bias, norms, sinks)
-        return self.rows_after(out, layer)
+        return self.continued(out, layer)
 
     def _attended(
         self,
@@ -767,20 +715,6 @@ class DenseLayers(LayersBase):
         decode_attention.merge(partials, out, sinks=sinks)
         return out
 
-    def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        return self.normed_latent(y, gain)
-
-    def attend_latent(
-        self,
-        q: torch.Tensor,
-        latents: torch.Tensor,
-        gain: torch.Tensor,
-        kv: torch.Tensor,
-        layer: int,
-    ) -> torch.Tensor:
-        out = self.latent_attention(q, latents, gain, kv, layer)
-        return self.rows_after(out, layer)
-
     def attend_gated(self, qkvg: torch.Tensor, layer: int, norms: HeadNorms) -> torch.Tensor:
         """Attend like `attend`, and multiply by the sigmoid of gates [H*D], which follow the values."""
         gates = self.config.heads * self.config.head_dim
@@ -788,19 +722,7 @@ class DenseLayers(LayersBase):
         out = torch.empty_like(attended)
         heads = attended.view(self.tokens, self.config.heads, self.config.head_dim)
         self.gate(heads, qkvg[..., -gates:], None, out)
-        return self.rows_after(out, layer)
-
-    def run_recurrent(
-        self,
-        product: torch.Tensor,
-        weights: RecurrentWeights,
-        layer: int,
-        gates: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return self.rows_after(self.recurrent(product, weights, layer, gates), layer)
-
-    def square_relu(self, y: torch.Tensor) -> torch.Tensor:
-        return self.squared_relu(y)
+        return self.continued(out, layer)
 
     def add_norm(
         self,

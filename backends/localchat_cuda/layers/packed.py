@@ -13,12 +13,12 @@ from localchat_cuda.kernels import ggml, int4, rms_norm_post
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.layers.dense import LayersBase
+from localchat_cuda.kernels.int4.row_norm import RowNorm
+from localchat_cuda.layers.dense import Layers
 from localchat_cuda.layers.head_norms import HeadNorms
 from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.model_weights import RecurrentWeights
 
 PackedWeight: TypeAlias = w4_pack.W4 | ggml.GgmlWeight
 """Weight whose gemms of few rows read packed activations."""
@@ -30,11 +30,11 @@ class PackedActivations:
     def __init__(
         self,
         write: Callable[[PackedWeight], w4_activations.Rows],
-        squares: torch.Tensor | None = None,
+        norm: RowNorm | None = None,
     ) -> None:
-        """`squares` [T, K / 128]: sums of squares, with which the gemm divides each row by its rms."""
+        """`norm`: with it, the gemm divides each row by its rms."""
         self._write: Callable[[PackedWeight], w4_activations.Rows] | None = write
-        self.squares = squares
+        self.norm = norm
 
     def rows(self, weight: PackedWeight) -> w4_activations.Rows:
         """Write the activations in the order and groups of `weight`. Call once: it may change the residual."""
@@ -44,7 +44,7 @@ class PackedActivations:
         return write(weight)
 
 
-class PackedLayers(LayersBase):
+class PackedLayers(Layers[PackedActivations]):
     """Layers with packed activations, for steps of at most ModelWeights.packed_rows tokens."""
 
     def __init__(
@@ -63,27 +63,25 @@ class PackedLayers(LayersBase):
     def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> PackedActivations:
         if gain is None:
             self.embed_residual(table)
-            return self._write_packed("plain", self.residual[None])
+            return self.plain(self.residual)
         if self.collective is not None:
             # The kernel reads rows of the whole table.
             self.embed_residual(table)
             normed = self.normed(None, self.residual, gain)
-            return self._write_packed("plain", normed[None])
+            return self.plain(normed)
         return self._write_packed("embed", table, gain)
 
     def gemm(self, x: PackedActivations, weight: Weight) -> torch.Tensor:
         assert isinstance(weight, PackedWeight)
-        return self._multiply(x.rows(weight), weight, x.squares)
+        return self._multiply(x.rows(weight), weight, x.norm)
 
     def _multiply(
-        self, rows: w4_activations.Rows, weight: PackedWeight, squares: torch.Tensor | None
+        self, rows: w4_activations.Rows, weight: PackedWeight, norm: RowNorm | None
     ) -> torch.Tensor:
-        eps = self.config.eps
-        kernels = self.kernels
         if isinstance(weight, w4_pack.W4):
-            return int4.gemm(rows, weight, squares=squares, eps=eps, kernels=kernels)
+            return int4.gemm(rows, weight, norm, kernels=self.kernels)
         assert isinstance(rows, w4_activations.Int8Rows)
-        return ggml.gemm_rows(rows, weight, squares=squares, eps=eps, kernels=kernels)
+        return ggml.gemm_rows(rows, weight, norm, kernels=self.kernels)
 
     def attend(
         self,
@@ -104,38 +102,14 @@ class PackedLayers(LayersBase):
 
             return PackedActivations(merge)
         self.store_kv(qkv, layer, bias, norms)
-        return self._attended(self.attention(layer, sinks), layer)
+        return self.continued(self.attention(layer, sinks), layer)
 
-    def run_recurrent(
-        self,
-        product: torch.Tensor,
-        weights: RecurrentWeights,
-        layer: int,
-        gates: torch.Tensor | None = None,
-    ) -> PackedActivations:
-        return self._attended(self.recurrent(product, weights, layer, gates), layer)
+    def plain(self, rows: torch.Tensor) -> PackedActivations:
+        return self._write_packed("plain", rows[None])
 
-    def square_relu(self, y: torch.Tensor) -> PackedActivations:
-        return self._write_packed("plain", self.squared_relu(y)[None])
-
-    def norm_latent(self, y: torch.Tensor, gain: torch.Tensor) -> PackedActivations:
-        return self._write_packed("plain", self.normed_latent(y, gain)[None])
-
-    def attend_latent(
-        self,
-        q: torch.Tensor,
-        latents: torch.Tensor,
-        gain: torch.Tensor,
-        kv: torch.Tensor,
-        layer: int,
-    ) -> PackedActivations:
-        return self._attended(self.latent_attention(q, latents, gain, kv, layer), layer)
-
-    def _attended(self, out: torch.Tensor, layer: int) -> PackedActivations:
-        if self.drops_rows(layer):
-            out = self.drop_rows(out)
-            self._buffers.clear()
-        return self._write_packed("plain", out[None])
+    def drop_rows(self, x: torch.Tensor) -> torch.Tensor:
+        self._buffers.clear()
+        return super().drop_rows(x)
 
     def add_norm(
         self,
@@ -146,19 +120,18 @@ class PackedLayers(LayersBase):
     ) -> PackedActivations:
         if gain is None:
             self.normed(y, self.residual, None, post, scale=scale)
-            return self._write_packed("plain", self.residual[None])
+            return self.plain(self.residual)
         if post is None:
             return self._write_packed("norm", y, gain)
-        eps = self.config.eps
-        squares = self._squares()
+        norm = self._norm()
         prepare = self.implementation(rms_norm_post.prepare, rms_norm_post.prepare_reference)
 
         def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader)
-            prepare(y, self.residual, post, gain, rows, squares, eps, scale, order=reader.order)
+            prepare(y, self.residual, post, gain, rows, *norm, scale, order=reader.order)
             return rows
 
-        return PackedActivations(write, squares)
+        return PackedActivations(write, norm)
 
     def gemm_act_mul(self, x: PackedActivations, weight: Weight) -> PackedActivations:
         assert isinstance(weight, PackedWeight)
@@ -172,14 +145,13 @@ class PackedLayers(LayersBase):
                     read,
                     weight,
                     rows,
-                    squares=x.squares,
-                    eps=self.config.eps,
+                    x.norm,
                     gelu=gelu,
                     order=reader.order,
                     kernels=self.kernels,
                 )
                 return rows
-            sums = self._multiply(read, weight, x.squares)
+            sums = self._multiply(read, weight, x.norm)
             self._prepare("act_and_mul", sums, rows, gelu=gelu, order=reader.order)
             return rows
 
@@ -202,10 +174,10 @@ class PackedLayers(LayersBase):
         source: torch.Tensor,
         gain: torch.Tensor | None = None,
     ) -> PackedActivations:
-        squares: torch.Tensor | None = None
+        norm: RowNorm | None = None
         residual: torch.Tensor | None = None
         if gain is not None:
-            squares = self._squares()
+            norm = self._norm()
             residual = self.residual
         embeds = mode == "embed"
 
@@ -225,17 +197,18 @@ class PackedLayers(LayersBase):
                 ids=self.inputs.ids if embeds else None,
                 residual=residual,
                 weight=gain,
-                squares=squares,
+                squares=norm and norm.squares,
                 factor=factor(rows),
                 eps=self.config.eps,
                 order=reader.order,
             )
             return rows
 
-        return PackedActivations(write, squares)
+        return PackedActivations(write, norm)
 
-    def _squares(self) -> torch.Tensor:
-        return torch.empty(self.tokens, self.config.hidden // w4_pack.BLOCK_K, device=self.device)
+    def _norm(self) -> RowNorm:
+        groups = self.config.hidden // w4_pack.BLOCK_K
+        return RowNorm(torch.empty(self.tokens, groups, device=self.device), self.config.eps)
 
     def _rows(self, reader: PackedWeight, *, activated: bool = False) -> w4_activations.Rows:
         """Return the buffer of activations for weights of this width and group.

@@ -35,7 +35,7 @@ _PROMPTS: Final = (
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10: continue the list, then write a short poem in Python.",
 )
 _GREEDY_TOKENS: Final = 32
-_MODEL: Final = SyntheticModel(6, 16, 4, 64, 1024, 4096, 12)
+_MODEL: Final = SyntheticModel(6, 16, 4, 64, 1024, 4096, "Q4_K")
 """60 MB, mostly of Q4_K, the format of most models."""
 _PROMPT_TOKENS: Final = 128
 _CONTEXT_TOKENS: Final = 512

@@ -14,6 +14,7 @@ from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
+from localchat_cuda.kernels.int4.row_norm import RowNorm
 from scripts.bench.kernels.timing import (
     EPS,
     GPU,
@@ -93,8 +94,8 @@ class Chain:
         self.logits_half = torch.empty(m, VOCABULARY, device=GPU, dtype=torch.float16)
 
     def product(self, name: str, weight: w4_pack.W4) -> None:
-        squares = self.squares if name in ("qkv", "gate_up") else None
-        self.out[name] = int4.gemm(self.rows[name], weight, squares=squares, eps=EPS)
+        norm = RowNorm(self.squares, EPS) if name in ("qkv", "gate_up") else None
+        self.out[name] = int4.gemm(self.rows[name], weight, norm)
 
     def feed(
         self,
@@ -111,7 +112,7 @@ class Chain:
     def activated(self, weight: w4_pack.W4) -> None:
         """gate and up, and the input of `down` computed from them."""
         read, into = self.rows["gate_up"], self.rows["down"]
-        int4.gemm_silu_mul(read, weight, into, squares=self.squares, eps=EPS)
+        int4.gemm_silu_mul(read, weight, into, RowNorm(self.squares, EPS))
 
     def layer(self, layer: Layer, after: torch.Tensor | None, parts: str = "attention") -> None:
         """`parts`: what of the layer runs; `products`: only the gemms, repeatedly on the same activations."""

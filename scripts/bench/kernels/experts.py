@@ -12,6 +12,7 @@ import torch
 
 from localchat_cuda.kernels import experts, rms_norm
 from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
+from localchat_cuda.kernels.experts.blocks import Product
 from localchat_cuda.kernels.experts.choice import Router
 from localchat_cuda.kernels.int4.activations import quantize
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
@@ -128,12 +129,14 @@ def _few_launches(
     inner = torch.zeros(rows * router.chosen, layer.inner, dtype=few.x.dtype, device=GPU)
     if isinstance(gate_up, W4):
         assert isinstance(down, W4)
-        found["gate_up"] = partial(gemm_int4_few.gate_up, few, gate_up, choices, inner, down.group)
-        found["down"] = partial(gemm_int4_few.down, inner, down, choices, out)
+        found["gate_up"] = partial(
+            gemm_int4_few.gate_up, few, Product(gate_up), choices, inner, down.group
+        )
+        found["down"] = partial(gemm_int4_few.down, inner, Product(down), choices, out)
     else:
         assert isinstance(down, torch.Tensor)
-        found["gate_up"] = partial(gemm_float.gate_up, few, gate_up, choices, None, inner)
-        found["down"] = partial(gemm_float.down, inner, down, choices, None, out)
+        found["gate_up"] = partial(gemm_float.gate_up, few, Product(gate_up), choices, None, inner)
+        found["down"] = partial(gemm_float.down, inner, Product(down), choices, None, out)
     return found
 
 
@@ -153,17 +156,17 @@ def _many_launches(layer: experts.Experts, x: torch.Tensor) -> dict[str, Callabl
     if packed is None:
         assert isinstance(gate_up, torch.Tensor)
         assert isinstance(down, torch.Tensor)
-        found["gate_up"] = partial(gemm_float.gate_up, x, gate_up, choices, made, inner)
-        found["down"] = partial(gemm_float.down, inner, down, choices, made, out)
+        found["gate_up"] = partial(gemm_float.gate_up, x, Product(gate_up), choices, made, inner)
+        found["down"] = partial(gemm_float.down, inner, Product(down), choices, made, out)
         return found
     assert isinstance(gate_up, W4)
     assert isinstance(down, W4)
     missing = packed.x.shape[1] - x.shape[1]
     quantize(torch.nn.functional.pad(x.float(), (0, missing)), packed)
     found["gate_up"] = partial(
-        gemm_int4_many.gate_up, packed.x, gate_up, choices, made, inner, down.group
+        gemm_int4_many.gate_up, packed.x, Product(gate_up), choices, made, inner, down.group
     )
-    found["down"] = partial(gemm_int4_many.down, inner, down, choices, made, out)
+    found["down"] = partial(gemm_int4_many.down, inner, Product(down), choices, made, out)
     return found
 
 

@@ -12,11 +12,11 @@ import torch
 import triton
 
 from localchat_cuda.kernels.int4 import activations as w4_activations
-from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
-from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
+from localchat_cuda.kernels.int4 import gemm_few as w4_few
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
+from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 
 HIDDEN, FEED, HEADS, KEY_HEADS, D, VOCABULARY, LAYERS = 3584, 18944, 28, 4, 128, 152064, 28
@@ -93,16 +93,14 @@ def multiply(
     weight: w4_pack.W4,
     out: torch.Tensor,
     shape: TileConfig,
-    squares: torch.Tensor | None = None,
+    norm: RowNorm | None = None,
     tile: int = 0,
 ) -> None:
-    if isinstance(rows, w4_activations.Int8Rows):
-        w4_int8.gemm(rows.x, rows.factors, weight, out, shape, squares=squares, eps=EPS)
-    elif variant == "fp16":
-        w4_fp16.gemm(rows, weight, out, shape, squares=squares, eps=EPS)
+    if isinstance(rows, w4_activations.Int8Rows) or variant == "fp16":
+        w4_few.gemm(rows, weight, out, shape, norm)
     else:
         config = w4_tiled.TiledGemmConfig(shape, tile)
-        w4_tiled.gemm(rows, weight, out, config, squares=squares, eps=EPS)
+        w4_tiled.gemm(rows, weight, out, config, norm=norm)
 
 
 class Bench:
@@ -156,10 +154,10 @@ def compile_product(job: tuple[str, str, int, TileConfig, int, bool]) -> None:
         torch.empty(n // 16, k // 128, 1024, dtype=torch.int8, device=GPU),
         torch.empty(n // 16, k // 128, 16, dtype=torch.int32, device=GPU),
     )
-    squares = torch.empty(m, k // 128, device=GPU) if scaled else None
+    norm = RowNorm(torch.empty(m, k // 128, device=GPU), EPS) if scaled else None
     out = torch.empty(shape.splits, m, n, device=GPU)
     with contextlib.suppress(triton.OutOfResources):
-        multiply(variant, rows_for(variant, m, k), weight, out, shape, squares, tile)
+        multiply(variant, rows_for(variant, m, k), weight, out, shape, norm, tile)
 
 
 def compile_ahead(jobs: list[tuple[str, str, int, TileConfig, int, bool]]) -> None:

@@ -49,7 +49,7 @@ def test_qwen25_is_read() -> None:
     found = parse_config(QWEN25, "it")
     assert (found.architecture, found.layers, found.head_dim) == ("qwen2", 28, 128)
     assert found.qkv_columns == 36 * 128
-    assert found.qkv_bias and not found.family.normed_heads
+    assert found.qkv_bias and "q_norm" not in found.family.names.norms
     assert found.quantization is None and not found.packed
     assert (found.rotation, found.eos_ids) == (Rotation(1e6), (151645,))
     assert not any(found.windows)
@@ -78,7 +78,7 @@ def test_awq_and_qwen3_are_read() -> None:
         "quantization_config": AWQ,
     }
     found = parse_config(raw, "it")
-    assert found.packed and found.family.normed_heads and found.head_dim == 96
+    assert found.packed and "q_norm" in found.family.names.norms and found.head_dim == 96
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,12 @@ def test_gemma_3_is_read_where_its_config_is_silent() -> None:
     )
     assert found.windows[:7] == (1024, 1024, 1024, 1024, 1024, 0, 1024)
     assert (found.attention_scale, found.embedding_scale) == (1 / 16, 2560**0.5)
-    assert found.tied and found.vision and found.family.normed_heads and found.family.post_normed
+    assert (
+        found.tied
+        and found.vision
+        and "q_norm" in found.family.names.norms
+        and found.family.post_normed
+    )
     assert found.activation == "gelu_tanh"
 
 
@@ -266,11 +271,8 @@ def test_olmo_3_stretches_the_layers_without_a_window_alone() -> None:
     assert isinstance(found.rotation.scaling, YarnScaling)
     assert found.windowed_rotation == Rotation(5e5)
     assert found.windows == (4096, 4096, 4096, 0)
-    assert (
-        found.family.normed_projections
-        and found.family.post_normed
-        and not found.family.normed_heads
-    )
+    assert found.family.normed_projections
+    assert found.family.post_normed
     plain = parse_config({**raw, "rope_scaling": None}, "it")
     assert (plain.rotation, plain.windowed_rotation) == (Rotation(5e5), None)
 

@@ -66,7 +66,7 @@ from localchat_cuda.kernels.delta_net import shapes as delta_shapes
 from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
 from localchat_cuda.kernels.ggml import gemm_int8 as ggml_int8, gemm_tiles as ggml_tiles, pack as ggml_pack
 from localchat_cuda.kernels.ggml import tile_ops as ggml_tile_ops
-from localchat_cuda.kernels.int4 import activations as w4_activations, gemm_fp16, gemm_int8, gemm_tiled
+from localchat_cuda.kernels.int4 import activations as w4_activations, gemm_few, gemm_tiled
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import Int4FewRows
 from localchat_cuda.kernels.launch import Traits
@@ -255,12 +255,12 @@ types = dict(x="*fp16", factors="*fp32", codes="*i16", scale_zeros="*i32", out="
              eps="fp32", M="i32")
 for group in (128, 32):  # of two blocks, smaller groups compile long; 64 takes the branches of both
     compiled(f"int8 {group}",
-        gemm_int8._int8_kernel, dict(types, x="*i8", codes="*i8"), 2, cc, PDL=pdl,
-        few=Int4FewRows(37888, 3584, 4, group, TileConfig(1, 2, 1, 1), True, True))
+        gemm_few._few_kernel, dict(types, x="*i8", codes="*i8"), 2, cc, PDL=pdl,
+        few=Int4FewRows(37888, 3584, False, 4, group, TileConfig(1, 2, 1, 1), True, True))
     padded, blocks_of_warp = (16, 2) if group == 128 else (8, 1)
     compiled(f"fp16 {group}",
-        gemm_fp16._fp16_kernel, types, 2, cc, PDL=pdl,
-        few=Int4FewRows(37888, 3584, padded, group, TileConfig(blocks_of_warp, 2, 1, 1), True, True))
+        gemm_few._few_kernel, types, 2, cc, PDL=pdl,
+        few=Int4FewRows(37888, 3584, True, padded, group, TileConfig(blocks_of_warp, 2, 1, 1), True, True))
 for tile, warps, fused, group in (
         (32, 4, False, 128), (128, 8, False, 128), (128, 8, True, 128), (64, 4, True, 32)):
     config = gemm_tiled.TiledGemmConfig(TileConfig(1 + fused, warps, 3, 1), tile)

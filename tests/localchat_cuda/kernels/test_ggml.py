@@ -18,6 +18,7 @@ from localchat_cuda.kernels.ggml.pack import (
 )
 from localchat_cuda.kernels.int4.activations import Int8Rows, natural_int8, prepare, quantize
 from localchat_cuda.kernels.int4.gemm_tiled import TiledGemmConfig
+from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.launch import interpreted
 from tests.support.ggml_blocks import random_rows
@@ -118,8 +119,8 @@ def test_products_of_few_rows_are_those_of_the_reference(
 def test_rows_are_divided_by_their_rms_in_the_product() -> None:
     weight, x = _weight("Q4_K", 16, 512), _rows(3, 512, torch.float32)
     rows, squares = _int8_rows(3, 512), x.square().view(3, 4, 128).sum(-1)
-    found = ggml.gemm_rows(rows, GgmlWeight((weight,)), squares=squares, eps=0.1)
-    expected = ggml.gemm_rows(rows, GgmlWeight((weight,)), squares=squares, eps=0.1, kernels=False)
+    found = ggml.gemm_rows(rows, GgmlWeight((weight,)), RowNorm(squares, 0.1))
+    expected = ggml.gemm_rows(rows, GgmlWeight((weight,)), RowNorm(squares, 0.1), kernels=False)
     assert torch.allclose(found.sum(0), expected[0], rtol=1e-5, atol=1e-5)
     normed = x * torch.rsqrt(x.square().mean(1, keepdim=True) + 0.1)
     error = (expected[0] - normed @ dense(weight).t()).norm() / expected.norm()

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -6,18 +7,21 @@ import torch
 from localchat_cuda.kernels import int4
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
+from localchat_cuda.kernels.int4 import gemm_few as w4_few
 from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
 from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
 from localchat_cuda.kernels.int4.pack import BLOCK_K, GROUPS
+from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_config import (
     GemmVariant,
     TileConfig,
     tile_config_for,
     variant_for,
 )
+from tests.support.awq import to_awq
 from tests.support.int4_activations import compare_prepare
 from tests.support.int4_weights import CPU, relative, values, weight
 
@@ -51,7 +55,7 @@ def test_repacked_awq_layer_keeps_its_values(group: int) -> None:
         torch.rand(32, 256 // group).half(),
         torch.randint(0, 16, (32, 256 // group)),
     )
-    qweight, qzeros, awq_scales = w4_pack.to_awq(codes, scales, zeros)
+    qweight, qzeros, awq_scales = to_awq(codes, scales, zeros)
     assert qweight.shape == (256, 4)
     # the layout as AutoAWQ documents it: nibble i of a word holds column (0, 2, 4, 6, 1, 3, 5,
     # 7)[i]
@@ -115,8 +119,8 @@ def test_int8_gemm_matches_the_reference(rows: int, shape: TileConfig, group: in
     held = Int8Rows.empty(rows, w.features_in, CPU, group)
     w4_activations.quantize(x, held)
     out = torch.full((shape.splits, rows, 32), float("nan"))
-    w4_int8.gemm(held.x, held.factors, w, out, shape)
-    assert relative(out.sum(0), w4_int8.reference(held.x, held.factors, w, None, 0.0)) < 1e-5
+    w4_few.gemm(held, w, out, shape)
+    assert relative(out.sum(0), w4_int8.reference(held.x, held.factors, w, None)) < 1e-5
     assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-4
 
 
@@ -136,8 +140,8 @@ def test_fp16_gemm_matches_the_reference(rows: int, shape: TileConfig, group: in
     held = HalfRows.empty(rows, w.features_in, CPU, group=group)
     w4_activations.quantize(x, held)
     out = torch.full((shape.splits, rows, 32), float("nan"))
-    w4_fp16.gemm(held, w, out, shape)
-    assert relative(out.sum(0), w4_fp16.reference(held, w, None, 0.0)) < 1e-4
+    w4_few.gemm(held, w, out, shape)
+    assert relative(out.sum(0), w4_fp16.reference(held, w, None)) < 1e-4
     assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-3
 
 
@@ -152,17 +156,15 @@ def test_every_variant_applies_the_norm_of_each_row(variant: GemmVariant, group:
     if variant == "int8":
         held = Int8Rows.empty(rows, 256, CPU, group)
         w4_activations.quantize(x, held)
-        w4_int8.gemm(
-            held.x, held.factors, w, out, TileConfig(1, 2, 1, 1), squares=squares, eps=1e-6
-        )
+        w4_few.gemm(held, w, out, TileConfig(1, 2, 1, 1), RowNorm(squares, 1e-6))
     else:
         half = HalfRows.empty(rows, 256, CPU, "slots" if variant == "tiled" else "lanes", group)
         w4_activations.quantize(x, half)
         if variant == "tiled":
             tiled = w4_tiled.TiledGemmConfig(TileConfig(1, 4, 2, 1), 16)
-            w4_tiled.gemm(half, w, out, tiled, squares=squares, eps=1e-6)
+            w4_tiled.gemm(half, w, out, tiled, norm=RowNorm(squares, 1e-6))
         else:
-            w4_fp16.gemm(half, w, out, TileConfig(1, 1, 1, 1), squares=squares, eps=1e-6)
+            w4_few.gemm(half, w, out, TileConfig(1, 1, 1, 1), norm=RowNorm(squares, 1e-6))
     assert relative(out[0], wanted) < 1e-3
 
 
@@ -179,7 +181,7 @@ def test_a_scaled_residual_is_normed_as_if_it_were_not(size: float, kernel: bool
         factor=w4_activations.HALF_RESIDUAL, eps=eps,
     )  # fmt: skip
     wanted = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
-    found = w4_fp16.reference(held, w, squares, eps)
+    found = w4_fp16.reference(held, w, RowNorm(squares, eps))
     assert torch.equal(residual, x)
     assert relative(found, wanted @ w4_pack.dense(w).t()) < 2e-3
 
@@ -192,7 +194,7 @@ def test_int8_gemm_with_an_outlier_keeps_the_precision_of_its_block(group: int) 
     held = Int8Rows.empty(1, 256, CPU, group)
     w4_activations.quantize(x, held)
     out = torch.empty(1, 1, 16)
-    w4_int8.gemm(held.x, held.factors, w, out, TileConfig(1, 1, 1, 1))
+    w4_few.gemm(held, w, out, TileConfig(1, 1, 1, 1))
     assert relative(out[0], x @ w4_pack.dense(w).t()) < 2e-4
 
 
@@ -258,7 +260,7 @@ def test_rows_for_other_groups_are_refused() -> None:
     lanes, slots = (HalfRows.empty(9, 256, CPU, order) for order in get_args(w4_activations.Order))
     out = torch.empty(1, 9, 64)
     with pytest.raises(ValueError, match="groups of 32 wanted, 128 given"):
-        w4_fp16.gemm(lanes, w, out, TileConfig(1, 1, 1, 1))
+        w4_few.gemm(lanes, w, out, TileConfig(1, 1, 1, 1))
     tiled = w4_tiled.TiledGemmConfig(TileConfig(1, 4, 2, 1), 16)
     with pytest.raises(ValueError, match="groups of 32 wanted, 128 given"):
         w4_tiled.gemm(slots, w, out, tiled)
@@ -325,11 +327,16 @@ def test_wrong_arguments_raise_with_their_name() -> None:
     w = weight(32, 256)
     held = Int8Rows.empty(1, 256, CPU)
     with pytest.raises(ValueError, match="out"):
-        w4_int8.gemm(held.x, held.factors, w, torch.empty(2, 1, 32), TileConfig(1, 1, 1, 1))
+        w4_few.gemm(held, w, torch.empty(2, 1, 32), TileConfig(1, 1, 1, 1))
     with pytest.raises(ValueError, match="factors"):
-        w4_int8.gemm(held.x, held.factors[:1], w, torch.empty(1, 1, 32), TileConfig(1, 1, 1, 1))
+        w4_few.gemm(
+            replace(held, factors=held.factors[:1]),
+            w,
+            torch.empty(1, 1, 32),
+            TileConfig(1, 1, 1, 1),
+        )
     with pytest.raises(ValueError, match="shape"):
-        w4_int8.gemm(held.x, held.factors, w, torch.empty(3, 1, 32), TileConfig(1, 1, 1, 3))
+        w4_few.gemm(held, w, torch.empty(3, 1, 32), TileConfig(1, 1, 1, 3))
 
 
 @pytest.mark.parametrize(
@@ -352,8 +359,8 @@ def test_tiled_gemm_matches_the_fp16_reference(
     w4_activations.quantize(x, held)
     out = torch.full((shape.splits, rows, 128), float("nan"))
     squares = x.square().view(rows, 3, 128).sum(-1)
-    w4_tiled.gemm(held, w, out, w4_tiled.TiledGemmConfig(shape, tile), squares=squares, eps=1e-6)
-    assert relative(out.sum(0), w4_fp16.reference(held, w, squares, 1e-6)) < 1e-3
+    w4_tiled.gemm(held, w, out, w4_tiled.TiledGemmConfig(shape, tile), norm=RowNorm(squares, 1e-6))
+    assert relative(out.sum(0), w4_fp16.reference(held, w, RowNorm(squares, 1e-6))) < 1e-3
 
 
 def test_tiled_rule_divides_every_shape() -> None:
@@ -385,8 +392,8 @@ def test_fused_gemm_applies_act_and_mul(
     found, wanted = (HalfRows.empty(rows, 256, CPU, "slots", into) for _ in range(2))
     found.x.fill_(float("nan"))
     config = w4_tiled.TiledGemmConfig(TileConfig(2, warps, 3, 1), tile)
-    w4_tiled.gemm_silu_mul(held, w, found, config, squares=squares, eps=0.5, gelu=gelu)
-    sums = w4_fp16.reference(held, w, squares, 0.5)[None]
+    w4_tiled.gemm_silu_mul(held, w, found, config, norm=RowNorm(squares, 0.5), gelu=gelu)
+    sums = w4_fp16.reference(held, w, RowNorm(squares, 0.5))[None]
     w4_activations.reference("act_and_mul", sums, wanted, gelu=gelu)
     assert relative(found.x.float(), wanted.x.float()) < 1e-3
 

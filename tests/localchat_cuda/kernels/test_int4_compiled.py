@@ -17,7 +17,7 @@ SCRIPT = """
 import json, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8, gemm_tiled as w4_tiled
+from localchat_cuda.kernels.int4 import gemm_few as w4_few, gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import Int4FewRows
 TYPES = dict(x="*i8", factors="*fp32", codes="*i8", scale_zeros="*i32", out="*fp32", squares="*fp32",
@@ -33,8 +33,8 @@ def compiled(kernel, types, warps, **values):
     return triton.compile(source, target=target, options=dict(num_warps=warps)).asm
 
 def counted(group):
-    few = Int4FewRows(4608, 3584, 4, group, TileConfig(2, 1, 1, 14), False, True)
-    ptx = compiled(w4_int8._int8_kernel, TYPES, 1, few=few, PDL=True)["ptx"]
+    few = Int4FewRows(4608, 3584, False, 4, group, TileConfig(2, 1, 1, 14), False, True)
+    ptx = compiled(w4_few._few_kernel, TYPES, 1, few=few, PDL=True)["ptx"]
     return dict(
         products=ptx.count("mma.sync.aligned.m16n8k32"), shared=ptx.count(".shared"),
         wait=ptx.count("griddepcontrol.wait"), wide=ptx.count("v4.b32") + ptx.count("v4.u32"),

@@ -13,6 +13,7 @@ from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.activations import Mode
 from localchat_cuda.kernels.int4.pack import GROUPS
+from localchat_cuda.kernels.int4.row_norm import RowNorm
 from tests.support.int4_activations import compare_prepare
 from tests.support.int4_weights import relative, values, weight
 from tests.support.tiny_engine_core import DEVICE, ON_GPU
@@ -56,7 +57,7 @@ def test_gemms_of_every_row_count_match_the_dense_weight(
     activations = int4.empty_activations(rows, k, DEVICE, group)
     w4_activations.prepare("plain", x[None].to(DEVICE), activations)
     found = [
-        int4.gemm(activations, on_gpu, squares=squares.to(DEVICE), eps=1e-6).sum(0).cpu()
+        int4.gemm(activations, on_gpu, RowNorm(squares.to(DEVICE), 1e-6)).sum(0).cpu()
         for _ in range(3)
     ]
     assert relative(found[0], wanted) < 1e-3

@@ -19,6 +19,7 @@ from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import hopper_tile_config
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from localchat_cuda.kernels.int4.hopper_tile_config import HopperTileConfig
+from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.launch import Traits
 from tests.support import gluon_emulation
 from tests.support.gluon_emulation import Boxes, Pointer
@@ -155,7 +156,7 @@ def test_emulated_kernel_matches_the_reference_and_clears_its_flags(
         _scaled_planes=scaled_planes,
     )  # fmt: skip
     assert not flags.any()
-    sums = w4_fp16.reference(held, w, squares, 0.5)
+    sums = w4_fp16.reference(held, w, RowNorm(squares, 0.5))
     if gelu is None:
         assert relative(out.sum(0), sums) < 1e-3
     else:
@@ -219,15 +220,18 @@ def test_only_compute_capability_9_is_served(monkeypatch: pytest.MonkeyPatch) ->
 def test_gemms_dispatch_by_tile_config(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        w4_hopper, "gemm_silu_mul", lambda r, w, into, config, **more: calls.append((config, more))
+        w4_hopper,
+        "gemm_silu_mul",
+        lambda r, w, into, config, norm, **more: calls.append((config, norm, more)),
     )
     monkeypatch.setattr(
-        w4_hopper, "gemm", lambda r, w, out, config, **more: calls.append((config, out.shape))
+        w4_hopper, "gemm", lambda r, w, out, config, norm: calls.append((config, out.shape))
     )
     w = weight(512, 384)
     rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
-    int4.gemm_silu_mul(rows, w, into, eps=0.5, gelu=True)
-    assert calls.pop() == (EVEN, {"squares": None, "eps": 0.5, "gelu": True})
+    norm = RowNorm(torch.empty(40, 3), 0.5)
+    int4.gemm_silu_mul(rows, w, into, norm, gelu=True)
+    assert calls.pop() == (EVEN, norm, {"gelu": True})
     int4.gemm(rows, w)
     assert calls.pop() == (HopperTileConfig(64, 1, 3), (3, 40, 512))
 

@@ -15,6 +15,7 @@ from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.activations import HalfRows
 from localchat_cuda.kernels.int4.hopper_tile_config import HopperTileConfig
 from localchat_cuda.kernels.int4.pack import W4
+from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.launch import traits
 from tests.support.tiny_engine_core import ON_GPU
@@ -64,7 +65,7 @@ def weight(n: int, k: int, group: int = 128) -> tuple[W4, torch.Tensor]:
 
 
 class Scene:
-    """Rows, their squares, and the expected result."""
+    """Rows, their norm, and the expected result."""
 
     def __init__(self, rows: int, n: int, k: int, normed: bool = True, group: int = 128) -> None:
         self.weight, whole = weight(n, k, group)
@@ -72,9 +73,10 @@ class Scene:
         x = (torch.randn(rows, k, device="cuda", generator=generator) * 2).half().float()
         self.rows = HalfRows.empty(rows, k, x.device, "slots", group)
         w4_activations.quantize(x, self.rows)
-        self.squares = x.square().view(rows, -1, 128).sum(-1) if normed else None
+        self.norm: RowNorm | None = None
         self.sums = x @ whole.t()
         if normed:
+            self.norm = RowNorm(x.square().view(rows, -1, 128).sum(-1), EPS)
             self.sums *= torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
 
     def activated(self, gelu: bool) -> torch.Tensor:
@@ -92,7 +94,7 @@ def gemm(scene: Scene, config: HopperTileConfig) -> torch.Tensor:
     shape = config.splits, scene.rows.x.shape[0], scene.weight.features_out
     out = torch.full(shape, float("nan"), device="cuda")
     assert int4.hopper is not None
-    int4.hopper.gemm(scene.rows, scene.weight, out, config, squares=scene.squares, eps=EPS)
+    int4.hopper.gemm(scene.rows, scene.weight, out, config, scene.norm)
     return out
 
 
@@ -104,9 +106,7 @@ def fused(
     into = HalfRows.empty(rows, n // 2, scene.rows.x.device, "slots", group)
     into.x.fill_(float("nan"))
     assert int4.hopper is not None
-    int4.hopper.gemm_silu_mul(
-        scene.rows, scene.weight, into, config, squares=scene.squares, eps=EPS, gelu=gelu
-    )
+    int4.hopper.gemm_silu_mul(scene.rows, scene.weight, into, config, scene.norm, gelu=gelu)
     return w4_activations.natural_order(into.x, "slots", group)
 
 
@@ -192,15 +192,11 @@ def test_chosen_configs_match_the_reference() -> None:
                 if halves:
                     into = HalfRows.empty(rows, n // 2, scene.rows.x.device, "slots")
                     into.x.fill_(float("nan"))
-                    int4.gemm_silu_mul(
-                        scene.rows, scene.weight, into, squares=scene.squares, eps=EPS
-                    )
+                    int4.gemm_silu_mul(scene.rows, scene.weight, into, scene.norm)
                     found = w4_activations.natural_order(into.x, "slots")
                     wanted = scene.activated(False)
                 else:
-                    found = int4.gemm(scene.rows, scene.weight, squares=scene.squares, eps=EPS).sum(
-                        0
-                    )
+                    found = int4.gemm(scene.rows, scene.weight, scene.norm).sum(0)
                     wanted = scene.sums
                 assert off(found, wanted) < 1e-3, (n, k, rows, config)
     assert taken

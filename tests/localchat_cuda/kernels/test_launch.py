@@ -1,10 +1,14 @@
 """What a card decides about launches: measured settings stay on the cards that they were measured on."""
 
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import walk_packages
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from localchat_cuda import kernels
 from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.attention import prefill
 from localchat_cuda.kernels.int4 import packed_rows
@@ -65,3 +69,54 @@ def test_measured_tiles_are_for_the_card_that_they_were_measured_on() -> None:
     measured, other = (tile_config_for("int8", 1, 3584, 3584, sms) for sms in (132, 46))
     assert measured == TileConfig(4, 1, 2, 14, 168)
     assert other != measured and other.fits(3584, 3584)
+
+
+class _Kernel:
+    """Kernel that records the settings of its launches."""
+
+    def __init__(self, *arg_names: str) -> None:
+        self.arg_names = arg_names
+        self.settings: dict[str, object] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launched(*arguments: object, **settings: object) -> None:
+            self.settings = settings
+
+        return launched
+
+
+def test_a_launch_states_pdl_and_limits_registers_only_on_a_gpu() -> None:
+    hopper, interpreter = launch.Traits.of((9, 0), 132), launch.Traits(False, False, 4)
+    kernel = _Kernel("x", "N", "PDL")
+    launch.KernelLaunch(kernel, (1,), hopper, 4, 64).run(1, N=2)
+    assert kernel.settings == {
+        "num_warps": 4,
+        "PDL": True,
+        "launch_pdl": True,
+        "maxnreg": 64,
+        "N": 2,
+    }
+    launch.KernelLaunch(kernel, (1,), interpreter, 4, 64).run(1, N=2)
+    assert kernel.settings == {"num_warps": 4, "PDL": False, "N": 2}
+
+
+@pytest.mark.parametrize("rows", [1, launch.CARVEOUT_ROWS + 1])
+def test_a_kernel_of_all_steps_is_compiled_once_per_carveout(rows: int) -> None:
+    kernel = _Kernel("x", "ROOMY", "PDL")
+    launch.KernelLaunch(kernel, (1,), launch.Traits(False, False, 4), 4, rows=rows).run(1)
+    assert kernel.settings["ROOMY"] == launch.own_carveout(rows)
+
+
+def test_kernels_have_the_carveout_class_before_pdl() -> None:
+    modules = [
+        import_module(module.name)
+        for module in walk_packages(kernels.__path__, "localchat_cuda.kernels.")
+    ]
+    names = [
+        list(kernel.arg_names)
+        for module in modules
+        for kernel in vars(module).values()
+        if "ROOMY" in getattr(kernel, "arg_names", ())
+    ]
+    assert len(names) > 10
+    assert all(arg_names[-2:] == ["ROOMY", "PDL"] for arg_names in names)

@@ -12,8 +12,7 @@ from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention.decode import Partials
 from localchat_cuda.kernels.fp8_int8 import gemm_fp8
 from localchat_cuda.kernels.int4 import activations as w4_activations
-from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
-from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
+from localchat_cuda.kernels.int4 import gemm_few as w4_few
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows, Rows
 from localchat_cuda.kernels.int4.tile_config import TileConfig
@@ -47,9 +46,9 @@ def gemm(form: str, rows: Rows) -> torch.Tensor:
     w = weight(64, 256)
     out = torch.empty(1, 3, 64)
     if isinstance(rows, Int8Rows):
-        w4_int8.gemm(rows.x, rows.factors, w, out, TileConfig(1, 2, 1, 1))
+        w4_few.gemm(rows, w, out, TileConfig(1, 2, 1, 1))
     elif form == "fp16":
-        w4_fp16.gemm(rows, w, out, TileConfig(1, 1, 1, 1))
+        w4_few.gemm(rows, w, out, TileConfig(1, 1, 1, 1))
     else:
         w4_tiled.gemm(rows, w, out, w4_tiled.TiledGemmConfig(TileConfig(1, 4, 2, 1), 16))
     return out[0]

@@ -6,17 +6,14 @@ from localchat_cuda.kernels.launch import Traits
 
 
 @pytest.mark.parametrize("rows", [1, 2, 17, 64])
-@pytest.mark.parametrize(
-    ("n", "k", "biased"), [(6, 96, True), (130, 128, False), (130, 128, True), (4, 1152, False)]
-)
-def test_gemm_matches_the_reference(rows: int, n: int, k: int, biased: bool) -> None:
+@pytest.mark.parametrize(("n", "k"), [(6, 96), (130, 128), (4, 1152)])
+def test_gemm_matches_the_reference(rows: int, n: int, k: int) -> None:
     generator = torch.Generator().manual_seed(rows * n + k)
     x = torch.randn(rows, k, generator=generator).half()
     weight = torch.randn(n, k, generator=generator).half()
-    bias = torch.randn(n, generator=generator) if biased else None
     out = torch.full((rows, n), float("nan"))
-    skinny_gemm.gemm(x, weight, out, bias)
-    wanted = skinny_gemm.reference(x, weight, bias)
+    skinny_gemm.gemm(x, weight, out)
+    wanted = skinny_gemm.reference(x, weight)
     assert float((out - wanted).norm() / wanted.norm()) < 1e-3
 
 

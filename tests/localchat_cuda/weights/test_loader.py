@@ -17,6 +17,7 @@ from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights, read_headers
 from tests.support import tiny_models
+from tests.support.awq import to_awq
 from tests.support.tiny_models import CPU
 
 
@@ -264,7 +265,7 @@ def test_a_quantized_router_is_floating_once_loaded(tmp_path: Path) -> None:
     del tensors[f"{name}.weight"]
     codes, zeros = torch.randint(0, 16, (16, 128)), torch.full((16, 1), 7)
     scales = torch.full((16, 1), 0.5).half()
-    parts = zip(("qweight", "qzeros", "scales"), w4_pack.to_awq(codes, scales, zeros), strict=True)
+    parts = zip(("qweight", "qzeros", "scales"), to_awq(codes, scales, zeros), strict=True)
     safetensors.torch.save_file(tensors | {f"{name}.{part}": each for part, each in parts}, path)
     found = loaded(tmp_path, read_config(tmp_path), dtype=torch.float32).layers[0].experts
     assert found is not None

@@ -25,7 +25,6 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.attention.reference import (
@@ -47,14 +46,15 @@ from localchat_cuda.kernels.int4.activations import (
 )
 from localchat_cuda.kernels.launch import (
     CARVEOUT_ROWS,
+    KernelLaunch,
     Traits,
-    options,
     own_carveout,
     power_of_two,
+    release,
     require,
-    set_carveout,
     tensor_or,
     traits,
+    wait,
 )
 from localchat_cuda.kernels.rope import Cache
 
@@ -213,8 +213,7 @@ def _decode_kernel(
     ROW_POW2: tl.constexpr = D_POW2 // 2 if CODED else D_POW2
     STEP: tl.constexpr = ROW + E
     R: tl.constexpr = shape.H // shape.J
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     # no kernel of the chain writes lengths and tables, so they are read before the wait
     pid = tl.program_id(0)
     sequence = pid // (shape.J * ROW_BLOCKS)
@@ -232,8 +231,7 @@ def _decode_kernel(
     low = oldest + split * share
     high = tl.minimum(low + share, tiles)
     page = tl.load(table + tl.minimum(low, tiles - 1) * TILE // P)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     r = pid % ROW_BLOCKS * ROWS + tl.arange(0, ROWS)
     token = r // R
     valid = token < count
@@ -329,19 +327,17 @@ def _merge_kernel(
     SPLITS: tl.constexpr,
     MQ: tl.constexpr,
     FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     group = tl.program_id(0)
     t = tl.program_id(1)
     i = group * 128 + tl.arange(0, 128)
     s = tl.arange(0, triton.next_power_of_2(SPLITS))
     columns = i < H * D
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     if D % 128 == 0:
         # a group lies within one head, so each range has one weight
         offsets = (s * T + t) * H + group * 128 // D
@@ -421,14 +417,14 @@ def attend(
     codes = kv_fp8.decoder_for(exponents, q.device)
     tile = (config.tile, config.stages)
     shape = AttentionShape(h, j, d, page, *tile, rules.window, rules.soft_cap, codes, tail)
-    pdl = decoder.pdl
-    kernel = _decode_kernel[(programs, splits)](
-        *(q, Cache.of(k, v, exponents), batch, partials, scale, batch.tables.shape[1], t),
-        *(shape, rows, blocks, own_carveout(t), pdl),
-        **options(pdl, config.warps),
-    )
+    grid = (programs, splits)
+    step_rows = 0
     if config.small:
-        set_carveout(kernel, t)
+        step_rows = t
+    KernelLaunch(_decode_kernel, grid, decoder, warps=config.warps, rows=step_rows).run(
+        *(q, Cache.of(k, v, exponents), batch, partials, scale, batch.tables.shape[1], t, shape),
+        *(rows, blocks),
+    )
 
 
 def merge(
@@ -455,6 +451,7 @@ def merge(
         factors = out
         variant = 3
         room = 0
+        group = 128
     elif order is not None:
         flat = torch.empty(t, columns, device=device)
         merge(partials, flat, sinks=sinks)
@@ -466,10 +463,14 @@ def merge(
         factors = out.factors
         variant = format_of(out)
         room = room_of(out)
+        group = out.group
     check_sinks(sinks, h, device)
     gpu = traits(device)
-    pdl = gpu.pdl
-    kernel = _merge_kernel[(triton.cdiv(columns, 128), t)](
+    grid = (triton.cdiv(columns, 128), t)
+    warps = 4
+    if splits <= 8:
+        warps = 1
+    KernelLaunch(_merge_kernel, grid, gpu, warps, rows=t).run(
         *(partials, target, factors, tensor_or(sinks, partials.peaks), t),
         H=h,
         D=columns // h,
@@ -477,9 +478,5 @@ def merge(
         SPLITS=splits,
         MQ=room,
         FORMAT=variant,
-        ROOMY=own_carveout(t),
-        PDL=pdl,
-        GROUP=128 if isinstance(out, torch.Tensor) else out.group,
-        **options(pdl, 1 if splits <= 8 else 4),
+        GROUP=group,
     )
-    set_carveout(kernel, t)

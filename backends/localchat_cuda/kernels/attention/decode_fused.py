@@ -20,17 +20,10 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.attention.decode import LOG2E, Partials, capped
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
-from localchat_cuda.kernels.launch import (
-    options,
-    require,
-    set_carveout,
-    tensor_or,
-    traits,
-)
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 from localchat_cuda.kernels.rope import FLOATS, require_pages
 
 MOST_SEQUENCES = 4
@@ -138,8 +131,7 @@ def _fused_kernel(
     S: tl.constexpr = shape.S
     HALF: tl.constexpr = triton.next_power_of_2(D // 2)
     D_POW2: tl.constexpr = triton.next_power_of_2(D)
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     pid = tl.program_id(0)
     sequence = pid // J
     group = pid % J
@@ -166,8 +158,7 @@ def _fused_kernel(
     # No kernel of the step writes earlier tokens, so their loads begin before the wait.
     key = number * P + tl.arange(0, P)
     a, b, values = _page(k, v, cell, key, old, low, high, d, D, HALF, D_POW2)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     r = tl.arange(0, ROWS)
     valid = r < H // J
     head = group * (H // J) + r
@@ -298,7 +289,6 @@ def store_and_attend(
     if k.stride() != v.stride():
         raise ValueError(f"v: strides of k wanted, {v.stride()} given for {k.stride()}")
     gpu = traits(device)
-    pdl = gpu.pdl
     shape = FusedShape(
         H=h,
         J=j,
@@ -315,9 +305,7 @@ def store_and_attend(
     norms = (tensor_or(q_norm, qkv), tensor_or(k_norm, qkv), eps)
     scale = rules.scale_for(d) * LOG2E.value
     strides = (k.stride(0), qkv.stride(1), qkv.stride(0))
-    kernel = _fused_kernel[(t * j, splits)](
+    KernelLaunch(_fused_kernel, (t * j, splits), gpu, warps=4, rows=t).run(
         *(qkv, tensor_or(bias, qkv), angles, *norms, k, v, batch, partials, scale),
-        *(batch.tables.shape[1], *strides, t, shape, _TYPES[dtype], pdl),
-        **options(pdl, 4),
+        *(batch.tables.shape[1], *strides, t, shape, _TYPES[dtype]),
     )
-    set_carveout(kernel, t)

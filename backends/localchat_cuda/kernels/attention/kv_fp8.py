@@ -111,30 +111,10 @@ def hadamard(a, b, D: tl.constexpr):
     total = a + b
     b = a - b
     a = total
-    if SIZE >= 4:
-        a = _butterfly(a, 1)
-        b = _butterfly(b, 1)
-    if SIZE >= 8:
-        a = _butterfly(a, 2)
-        b = _butterfly(b, 2)
-    if SIZE >= 16:
-        a = _butterfly(a, 4)
-        b = _butterfly(b, 4)
-    if SIZE >= 32:
-        a = _butterfly(a, 8)
-        b = _butterfly(b, 8)
-    if SIZE >= 64:
-        a = _butterfly(a, 16)
-        b = _butterfly(b, 16)
-    if SIZE >= 128:
-        a = _butterfly(a, 32)
-        b = _butterfly(b, 32)
-    if SIZE >= 256:
-        a = _butterfly(a, 64)
-        b = _butterfly(b, 64)
-    if SIZE >= 512:
-        a = _butterfly(a, 128)
-        b = _butterfly(b, 128)
+    for n in tl.static_range(8):
+        if 4 << n <= SIZE:
+            a = _butterfly(a, 1 << n)
+            b = _butterfly(b, 1 << n)
     factor = 1.0 / tl.sqrt(tl.full((1,), SIZE, tl.float32))
     return a * factor, b * factor
 

@@ -23,7 +23,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.attention.reference import AttentionBatch
-from localchat_cuda.kernels.launch import options, require
+from localchat_cuda.kernels.launch import require
 from localchat_cuda.kernels.rope import Cache, require_pages
 
 
@@ -108,5 +108,5 @@ def dequantize(
     _dequantize_kernel[(pages, 2 * j)](
         *(Cache.of(k, v, exponents), tables, sources, *plain, tables.shape[1]),
         *(j, page_tokens, d, kv_fp8.decoder_of(device)),
-        **options(False, 4),
+        num_warps=4,
     )

@@ -33,7 +33,7 @@ from localchat_cuda.kernels.attention.reference import (
     check_sinks,
     tail_of,
 )
-from localchat_cuda.kernels.launch import options, require, tensor_or, traits
+from localchat_cuda.kernels.launch import require, tensor_or, traits
 from localchat_cuda.kernels.rope import Cache
 
 hopper: ModuleType | None
@@ -319,5 +319,5 @@ def attend(
     _prefill_kernel[(tiles.shape[0], h)](
         *(q, Cache.of(k, v, exponents), out, tiles, batch, tensor_or(rules.sinks, q), scale),
         *(batch.tables.shape[1], shape, config.rows, rules.sinks is not None),
-        **options(False, config.warps),
+        num_warps=config.warps,
     )

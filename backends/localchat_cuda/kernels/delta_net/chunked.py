@@ -22,7 +22,11 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.delta_net.recurrent import store_own_inputs
+from localchat_cuda.kernels.delta_net.recurrent import (
+    load_sequence,
+    matrix_pointers,
+    store_own_inputs,
+)
 from localchat_cuda.kernels.delta_net.shapes import (
     CHUNK,
     FLOATS,
@@ -37,7 +41,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
     require_projection,
     require_states,
 )
-from localchat_cuda.kernels.launch import options, require, tensor_or, traits
+from localchat_cuda.kernels.launch import require, tensor_or, traits
 
 LEAST_COLUMNS = 32
 """Fewest of a key and of a value. With keys of 16, `_chunk_kernel` reads outside of shared memory on Hopper if
@@ -151,21 +155,13 @@ def _scan_kernel(
     h = tl.program_id(1)
     first = tl.program_id(2) * shape.BV
     g = h // (shape.H // shape.G)
-    row = tl.load(batch.starts + s)
-    count = tl.load(batch.counts + s)
-    length = tl.load(batch.lengths + s)
-    entry = tl.load(batch.slots + s)
+    row, count, length, entry = load_sequence(batch, s)
     if count > 0:
         k = tl.arange(0, K)
         v = first + tl.arange(0, shape.BV)
         r = tl.arange(0, B)
         upto = r[:, None] >= r[None, :]
-        state_pointers = (
-            states.matrices
-            + (entry * shape.H + h).to(tl.int64) * (K * shape.V)
-            + k[:, None] * shape.V
-            + v[None, :]
-        )
+        state_pointers = matrix_pointers(states.matrices, entry, h, k, v, shape)
         rows = tl.where(length > count, K, 0)
         state = tl.load(state_pointers, mask=(k < rows)[:, None], other=0.0)
         if not shape.DELTA:
@@ -237,13 +233,13 @@ def apply(
         values = torch.empty(t, h, v, dtype=x.dtype, device=device)
         sums = torch.empty(t, h, device=device)
         _chunk_kernel[(part.chunks.shape[0], h)](
-            prepared, part.batch, part.chunks, keys, values, sums, shape, CHUNK, **options(False, 4)
+            prepared, part.batch, part.chunks, keys, values, sums, shape, CHUNK, num_warps=4
         )
     major, minor = traits(device).capability
     _scan_kernel[(s, h, v // shape.BV)](
         *(prepared, Source.of(qkvz), keys, values, sums, states, part.batch, out),
         *(tensor_or(skip, sums), shape, CHUNK, stages_of(10 * major + minor)),
-        **options(False, 4),
+        num_warps=4,
     )
 
 

@@ -13,19 +13,18 @@ where they are many; fp32 inside.
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.delta_net.prepare import sigmoid
 from localchat_cuda.kernels.delta_net.shapes import FLOATS
 from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
+    KernelLaunch,
     power_of_two,
+    release,
     require,
-    set_carveout,
     tensor_or,
     traits,
+    wait,
 )
 
 _ALONE = 1024
@@ -80,8 +79,7 @@ def _gate_kernel(
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, W)
     cell = (n < N)[:, None] & (i < V)[None, :]
@@ -90,8 +88,7 @@ def _gate_kernel(
         gain = gain.to(tl.float32)
     elif NORM:
         gain = tl.load(weight + i, mask=i < V, other=0.0).to(tl.float32)[None, :]
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     gate = tl.zeros((ROWS, W), tl.float32)
     row = z + (n // H)[:, None] * row_stride + (n % H * V)[:, None] + i[None, :]
     for p in tl.static_range(P):
@@ -133,19 +130,13 @@ def gate(
         require("weight", weight, (h * v if groups else v,), FLOATS, device)
     if t == 0:
         return
-    pdl = traits(device).pdl
     width = power_of_two(v)
     together = 1 if t * h <= _ALONE else max(1, min(16, _TOGETHER // width))
     warps = min(8, max(1, together * width // 512))
-    kernel = _gate_kernel[(triton.cdiv(t * h, together),)](
-        x,
-        z,
-        tensor_or(weight, x),
-        out,
-        eps,
-        t * h,
-        z.stride(0),
-        z.stride(1),
+    KernelLaunch(
+        _gate_kernel, (triton.cdiv(t * h, together),), traits(device), warps=warps, rows=t
+    ).run(
+        *(x, z, tensor_or(weight, x), out, eps, t * h, z.stride(0), z.stride(1)),
         H=h,
         V=v,
         W=width,
@@ -153,8 +144,4 @@ def gate(
         NORM=weight is not None,
         GROUPS=groups,
         ROWS=together,
-        ROOMY=own_carveout(t),
-        PDL=pdl,
-        **options(pdl, warps),
     )
-    set_carveout(kernel, t)

@@ -16,7 +16,6 @@ Yang et al., Gated Delta Networks (2024, arXiv 2412.06464); Dao and Gu, Mamba 2 
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.delta_net.shapes import (
     FLOATS,
@@ -30,14 +29,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
     require_projection,
     require_states,
 )
-from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
-    require,
-    set_carveout,
-    tensor_or,
-    traits,
-)
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 
 _NORM_EPS = 1e-6
 _ALONE = 32
@@ -116,8 +108,7 @@ def _prepare_kernel(
     H: tl.constexpr = shape.H
     TAPS: tl.constexpr = shape.TAPS
     P: tl.constexpr = shape.P
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     C: tl.constexpr = 2 * G * shape.K + H * shape.V
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     there = t < T
@@ -139,8 +130,7 @@ def _prepare_kernel(
         cell = there[:, None] & (i < width)[None, :]
         columns = column + i
         total = tl.zeros((BT, W), tl.float32)
-        if PDL:
-            gdc_wait()
+        wait(PDL)
         for back in tl.static_range(TAPS):
             own = offset >= back
             row = qkvz + (t - back)[:, None] * row_stride + columns[None, :]
@@ -181,8 +171,7 @@ def _prepare_kernel(
         bias = tl.load(weights.dt_bias + h, mask=h < H, other=0.0)
         b = tl.zeros((BT, H_POW2), tl.float32)
         a = tl.zeros((BT, H_POW2), tl.float32)
-        if PDL:
-            gdc_wait()
+        wait(PDL)
         for p in tl.static_range(P_BA):
             product = ba + p * ba_part_stride + t[:, None] * ba_row_stride + h[None, :]
             a += tl.load(product + (H if shape.DELTA else 0), mask=gates, other=0.0).to(tl.float32)
@@ -221,7 +210,6 @@ def prepare(
     require("x", out.x, (t, c), FLOATS, device)
     require("out.decay", out.decay, (t, h), (torch.float32,), device)
     require("out.beta", out.beta, (t, h), (torch.float32,), device)
-    pdl = traits(device).pdl
     qkvz, ba = projection
     together = 1 if t <= _ALONE else _TOGETHER
     shape = DeltaShape.of(states, qkvz.shape[0], delta=delta)
@@ -229,13 +217,13 @@ def prepare(
     present = weights._replace(
         bias=tensor_or(weights.bias, weights.conv), skip=tensor_or(weights.skip, weights.decay)
     )
-    kernel = _prepare_kernel[(triton.cdiv(t, together), 2 * shape.G + h + 1)](
+    grid = (triton.cdiv(t, together), 2 * shape.G + h + 1)
+    warps = 4
+    if together == 1:
+        warps = 1
+    KernelLaunch(_prepare_kernel, grid, traits(device), warps, rows=t).run(
         *(qkvz, ba, present, states.inputs, tokens, out, _NORM_EPS, t, *strides, shape),
         P_BA=ba.shape[0],
         BIASED=weights.bias is not None,
         BT=together,
-        ROOMY=own_carveout(t),
-        PDL=pdl,
-        **options(pdl, 1 if together == 1 else 4),
     )
-    set_carveout(kernel, t)

@@ -13,7 +13,6 @@ et al., Gated Delta Networks (2024, arXiv 2412.06464); Dao and Gu, Mamba 2 (2024
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net.shapes import (
@@ -29,14 +28,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
     require_projection,
     require_states,
 )
-from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
-    require,
-    set_carveout,
-    tensor_or,
-    traits,
-)
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 
 
 def reference(
@@ -82,6 +74,22 @@ def reference(
         raw = projection.qkvz[:, start : start + count, :c].float().sum(0)
         earlier = states.inputs[slot] if length > count else torch.zeros_like(states.inputs[slot])
         states.inputs[slot] = torch.cat((earlier, raw.to(earlier.dtype)))[-(TAPS - 1) :]
+
+
+@triton.jit
+def load_sequence(batch, s):
+    """Load the first row, row count, length and entry of states of a sequence."""
+    row = tl.load(batch.starts + s)
+    count = tl.load(batch.counts + s)
+    length = tl.load(batch.lengths + s)
+    return row, count, length, tl.load(batch.slots + s)
+
+
+@triton.jit
+def matrix_pointers(matrices, entry, h, k, v, shape: tl.constexpr):
+    """Return pointers [K, BV] to rows k and columns v of a head's state."""
+    state = matrices + (entry * shape.H + h).to(tl.int64) * (shape.K * shape.V)
+    return state + k[:, None] * shape.V + v[None, :]
 
 
 @triton.jit
@@ -152,33 +160,23 @@ def _recurrent_kernel(
 ):
     H: tl.constexpr = shape.H
     K: tl.constexpr = shape.K
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     C: tl.constexpr = 2 * shape.G * K + H * shape.V
     s = tl.program_id(0)
     h = tl.program_id(1)
     first = tl.program_id(2) * shape.BV
     g = h // (H // shape.G)
-    row = tl.load(batch.starts + s)
-    count = tl.load(batch.counts + s)
-    length = tl.load(batch.lengths + s)
-    entry = tl.load(batch.slots + s)
+    row, count, length, entry = load_sequence(batch, s)
     if count > 0:
         k = tl.arange(0, K)
         v = first + tl.arange(0, shape.BV)
         # Of this step only this kernel writes the states of this layer: they are read before the wait.
-        state_pointers = (
-            states.matrices
-            + (entry * H + h).to(tl.int64) * (K * shape.V)
-            + k[:, None] * shape.V
-            + v[None, :]
-        )
+        state_pointers = matrix_pointers(states.matrices, entry, h, k, v, shape)
         rows = tl.where(length > count, K, 0)
         state = tl.load(state_pointers, mask=(k < rows)[:, None], other=0.0)
         if not shape.DELTA:
             factor = tl.load(skip + h)
-        if PDL:
-            gdc_wait()
+        wait(PDL)
         for t in range(row, row + count):
             token = prepared.x + t * C
             query = tl.load(token + shape.Q0 + g * K + k).to(tl.float32)
@@ -197,8 +195,8 @@ def _recurrent_kernel(
         tl.store(state_pointers, state)
         sequence = (entry, row + count, count, length)
         store_own_inputs(source, states.inputs, sequence, first, h, shape)
-    elif PDL:
-        gdc_wait()
+    else:
+        wait(PDL)
 
 
 def apply(
@@ -221,19 +219,8 @@ def apply(
     require("out", out, (t, h, v), FLOATS, device)
     if skip is not None:
         require("skip", skip, (h,), (torch.float32,), device)
-    pdl = traits(device).pdl
     qkvz = projection.qkvz
     shape = DeltaShape.of(states, qkvz.shape[0], delta=skip is None)
-    kernel = _recurrent_kernel[(s, h, v // shape.BV)](
-        prepared,
-        Source.of(qkvz),
-        states,
-        batch,
-        out,
-        tensor_or(skip, prepared.decay),
-        shape,
-        own_carveout(t),
-        pdl,
-        **options(pdl, 4),
+    KernelLaunch(_recurrent_kernel, (s, h, v // shape.BV), traits(device), warps=4, rows=t).run(
+        prepared, Source.of(qkvz), states, batch, out, tensor_or(skip, prepared.decay), shape
     )
-    set_carveout(kernel, t)

@@ -12,13 +12,8 @@ import torch
 
 from localchat_cuda.kernels.activation import clamped_reference, square_reference
 from localchat_cuda.kernels.activation import reference as gated_reference
-from localchat_cuda.kernels.experts import (
-    blocks,
-    choice,
-    gemm_float,
-    gemm_int4_few,
-    gemm_int4_many,
-)
+from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
+from localchat_cuda.kernels.experts.blocks import Product, W
 from localchat_cuda.kernels.experts.choice import FEW_ROWS, Router
 from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4.activations import HalfRows
@@ -66,6 +61,14 @@ class Experts(NamedTuple):
         biases = self.router.bias, self.gate_up_bias, self.down_bias
         present = (bias for bias in biases if bias is not None)
         return self.router.weight, self.gate_up, self.down, *present
+
+    def first(self, gate_up: W) -> Product[W]:
+        """Return the product with `gate_up`."""
+        return Product(gate_up, self.gate_up_bias, self.limit, self.gelu, self.square)
+
+    def second(self, down: W) -> Product[W]:
+        """Return the product with `down`."""
+        return Product(down, self.down_bias)
 
     @property
     def inner(self) -> int:
@@ -142,30 +145,12 @@ def apply_few(
     )
     if isinstance(gate_up, W4):
         assert isinstance(down, W4)
-        gemm_int4_few.gate_up(
-            rows,
-            gate_up,
-            choices,
-            inner,
-            down.group,
-            bias=experts.gate_up_bias,
-            limit=experts.limit,
-        )
-        gemm_int4_few.down(inner, down, choices, out, bias=experts.down_bias)
+        gemm_int4_few.gate_up(rows, experts.first(gate_up), choices, inner, down.group)
+        gemm_int4_few.down(inner, experts.second(down), choices, out)
     else:
         assert isinstance(down, torch.Tensor)
-        gemm_float.gate_up(
-            rows,
-            gate_up,
-            choices,
-            None,
-            inner,
-            bias=experts.gate_up_bias,
-            limit=experts.limit,
-            gelu=experts.gelu,
-            square=experts.square,
-        )
-        gemm_float.down(inner, down, choices, None, out, bias=experts.down_bias)
+        gemm_float.gate_up(rows, experts.first(gate_up), choices, None, inner)
+        gemm_float.down(inner, experts.second(down), choices, None, out)
     return out, rows.added
 
 
@@ -202,29 +187,12 @@ def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> to
         assert isinstance(gate_up, W4)
         assert isinstance(down, W4)
         gemm_int4_many.gate_up(
-            packed.x,
-            gate_up,
-            choices,
-            sorted_pairs,
-            inner,
-            down.group,
-            bias=experts.gate_up_bias,
-            limit=experts.limit,
+            packed.x, experts.first(gate_up), choices, sorted_pairs, inner, down.group
         )
-        gemm_int4_many.down(inner, down, choices, sorted_pairs, out, bias=experts.down_bias)
+        gemm_int4_many.down(inner, experts.second(down), choices, sorted_pairs, out)
     else:
         assert isinstance(gate_up, torch.Tensor)
         assert isinstance(down, torch.Tensor)
-        gemm_float.gate_up(
-            x,
-            gate_up,
-            choices,
-            sorted_pairs,
-            inner,
-            bias=experts.gate_up_bias,
-            limit=experts.limit,
-            gelu=experts.gelu,
-            square=experts.square,
-        )
-        gemm_float.down(inner, down, choices, sorted_pairs, out, bias=experts.down_bias)
+        gemm_float.gate_up(x, experts.first(gate_up), choices, sorted_pairs, inner)
+        gemm_float.down(inner, experts.second(down), choices, sorted_pairs, out)
     return out

@@ -11,15 +11,14 @@ nothing waits for the host. Sorting pairs into padded blocks: MegaBlocks (Gale e
 fused_moe; finding each pair's place by counting is our own.
 """
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.experts.choice import FEW_ROWS, Choices
-from localchat_cuda.kernels.launch import options, power_of_two, require, traits
+from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, require, traits, wait
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _CHUNKS = 1024, 4096
@@ -27,6 +26,21 @@ _CHUNKS = 1024, 4096
 _LARGE_BLOCK = 64
 """Rows of a block for many pairs. With the number of pairs as the rule, a step could need a kernel that no
 prepared step has."""
+
+
+W = TypeVar("W")
+
+
+class Product(NamedTuple, Generic[W]):
+    """Weights of all experts for one product, and the activation of its results."""
+
+    weight: W
+    bias: torch.Tensor | None = None
+    limit: float = 0.0
+    """Bound of gate and up, whose activation is then activation.gated's. 0: SiLU."""
+    gelu: bool = False
+    square: bool = False
+    """The last two as in Experts."""
 
 
 class Blocks(NamedTuple):
@@ -50,14 +64,12 @@ def _sort_kernel(
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     expert = tl.program_id(0)
     i = tl.arange(0, CHUNK)
     bins = tl.arange(0, X_POW2)
     counts = tl.zeros((X_POW2,), tl.int32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     for start in tl.range(0, P, CHUNK):
         inside = start + i < P
         counts += tl.histogram(tl.load(ids + start + i, mask=inside, other=0), X_POW2, mask=inside)
@@ -93,20 +105,13 @@ def sort(ids: torch.Tensor, experts: int, rows: int) -> Blocks:
     count = most_blocks(pairs, experts, rows)
     slots = torch.empty(count * rows, dtype=torch.int32, device=device)
     owners = torch.empty(count, dtype=torch.int32, device=device)
-    pdl = traits(device).pdl
     large = rows >= _LARGE_BLOCK
-    _sort_kernel[(experts,)](
-        ids,
-        slots,
-        owners,
-        pairs,
-        count,
+    KernelLaunch(_sort_kernel, (experts,), traits(device), warps=8 if large else 4).run(
+        *(ids, slots, owners, pairs, count),
         X=experts,
         X_POW2=power_of_two(experts),
         M=rows,
         CHUNK=_CHUNKS[large],
-        PDL=pdl,
-        **options(pdl, 8 if large else 4),
     )
     return Blocks(slots, owners, rows)
 

@@ -34,18 +34,18 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.pack import W4
 from localchat_cuda.kernels.launch import (
-    options,
+    KernelLaunch,
     power_of_two,
+    release,
     require,
-    set_carveout,
     tensor_or,
     traits,
+    wait,
 )
 
 MAX_ROWS = 1024
@@ -169,8 +169,7 @@ def _logits_kernel(
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     r = tl.program_id(0) * TILE + tl.arange(0, TILE)
     t = tl.program_id(1) * TILE + tl.arange(0, TILE)
     split = tl.program_id(2)
@@ -179,8 +178,7 @@ def _logits_kernel(
     ws = weight + tl.minimum(r, R - 1)[:, None] * K
     xs = x + tl.minimum(t, T - 1)[None, :] * K
     acc = tl.zeros((TILE, TILE), tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     for c in tl.range(split * steps // SPLITS, (split + 1) * steps // SPLITS, num_stages=3):
         columns = c * BK + k
         w = tl.load(ws + columns[None, :], mask=(columns < K)[None, :], other=0.0)
@@ -216,8 +214,7 @@ def _few_logits_kernel(
     PDL: tl.constexpr,
 ):
     K: tl.constexpr = router.K
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     block = tl.program_id(0)
     split = tl.program_id(1)
     r = block * 16 + tl.arange(0, 16)
@@ -232,8 +229,7 @@ def _few_logits_kernel(
         totals = totals + (tl.zeros((1,), tl.float32),)
     # The first tile's weights are loaded before the wait for the residual.
     w = tl.load(ws + (first * BK + k)[None, :], mask=(first * BK + k < K)[None, :], other=0.0)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     for c in tl.range(first, (split + 1) * steps // router.SPLITS, num_stages=1):
         columns = c * BK + k
         if c > first:
@@ -365,9 +361,8 @@ def _choose_kernel(
     FEW: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     _choose_row(logits, squares, bias, choices, tl.program_id(0), T, eps, router, FEW, False)
 
 
@@ -415,11 +410,10 @@ def route(x: torch.Tensor, router: Router) -> Choices:
     require("router", router.weight, (None, k), (x.dtype,), device)
     r = router.weight.shape[0]
     tile = 16 if t <= 64 else 64
-    pdl = traits(device).pdl
     logits = torch.empty(_SPLITS, t, r, device=device)
     grid = (triton.cdiv(r, tile), triton.cdiv(t, tile), _SPLITS)
-    _logits_kernel[grid](
-        x, router.weight, logits, t, r, k, tile, _RUN, _SPLITS, pdl, **options(pdl, 4)
+    KernelLaunch(_logits_kernel, grid, traits(device), warps=4).run(
+        x, router.weight, logits, t, r, k, tile, _RUN, _SPLITS
     )
     ids = torch.empty(t, router.choices, dtype=torch.int32, device=device)
     choices = Choices(ids, torch.empty(t, router.choices, device=device))
@@ -460,20 +454,15 @@ def add_few(
     logits = torch.empty(splits, t, r, device=device)
     ids = torch.empty(t, router.choices, dtype=torch.int32, device=device)
     weights = torch.empty(t, router.choices, device=device)
-    pdl = traits(device).pdl
     chooses = t == 1 and r <= MOST_FUSED
     arrivals = router.arrivals if chooses else None
     choices = Choices(ids, weights)
     sums = (y, tensor_or(y_bias, gain), residual, gain)
     results = (x, added, logits, squares, tensor_or(router.bias, logits), choices)
-    kernel = _few_logits_kernel[(triton.cdiv(r, 16), splits)](
-        *sums,
-        weight,
-        *results,
-        tensor_or(arrivals, ids),
-        eps,
-        t,
-        _constants(router, splits),
+    KernelLaunch(
+        _few_logits_kernel, (triton.cdiv(r, 16), splits), traits(device), warps=4, rows=t
+    ).run(
+        *(*sums, weight, *results, tensor_or(arrivals, ids), eps, t, _constants(router, splits)),
         KX=columns,
         PARTS=y.shape[0],
         M=power_of_two(t),
@@ -481,10 +470,7 @@ def add_few(
         GROUP=0 if reader is None else reader.group,
         Y_BIASED=y_bias is not None,
         CHOOSE=arrivals is not None,
-        PDL=pdl,
-        **options(pdl, 4),
     )
-    set_carveout(kernel, t)
     if arrivals is None:
         _choose(logits, squares, eps, router, choices)
     return FewRows(x, added, squares, eps, k, choices)
@@ -531,18 +517,7 @@ def _choose(
 ) -> None:
     splits, t, _ = logits.shape
     few = squares is not None
-    pdl = traits(logits.device).pdl
-    kernel = _choose_kernel[(t,)](
-        logits,
-        tensor_or(squares, logits),
-        tensor_or(router.bias, logits),
-        choices,
-        eps,
-        t,
-        _constants(router, splits),
-        few,
-        pdl,
-        **options(pdl, 1),
+    KernelLaunch(_choose_kernel, (t,), traits(logits.device), warps=1, rows=t if few else 0).run(
+        *(logits, tensor_or(squares, logits), tensor_or(router.bias, logits), choices, eps, t),
+        *(_constants(router, splits), few),
     )
-    if few:
-        set_carveout(kernel, t)

@@ -18,25 +18,28 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import gated as apply_gate
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.experts.blocks import (
     Blocks,
+    Product,
     check_bias,
     check_choices,
     expert_rows,
     grid_blocks,
     pairs_class,
 )
-from localchat_cuda.kernels.experts.choice import (
-    Choices,
-    FewRows,
-    few_arguments,
-    inverse_rms,
+from localchat_cuda.kernels.experts.choice import Choices, FewRows, few_arguments, inverse_rms
+from localchat_cuda.kernels.launch import (
+    KernelLaunch,
+    power_of_two,
+    release,
+    require,
+    tensor_or,
+    traits,
+    wait,
 )
-from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -97,9 +100,8 @@ def _float_kernel(
     K: tl.constexpr = shape.K
     TWO: tl.constexpr = shape.GATED and not shape.SQUARE
     BN: tl.constexpr = shape.tile.features
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     m = tl.arange(0, M)
     expert, pairs, inside = expert_rows(ids, slots, owners, tl.program_id(1), P, m, M, shape.P_POW2)
     if expert < 0:
@@ -164,62 +166,40 @@ def tile_for(*, gated: bool) -> FloatTile:
 
 def gate_up(
     x: torch.Tensor | FewRows,
-    weight: torch.Tensor,
+    product: Product[torch.Tensor],
     choices: Choices,
     blocks: Blocks | None,
     out: torch.Tensor,
     tile: FloatTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
-    limit: float = 0.0,
-    gelu: bool = False,
-    square: bool = False,
 ) -> None:
     """Write silu(gate) * up of every pair into `out` [P, F]."""
     rows = x if isinstance(x, FewRows) else None
     values = x.x if isinstance(x, FewRows) else x
     require("out", out, (choices.ids.numel(), None), (values.dtype,), values.device)
+    n = (2 - product.square) * out.shape[1]
     few = few_arguments(rows, out)
-    n = (2 - square) * out.shape[1]
-    _launch(
-        values,
-        weight,
-        bias,
-        choices,
-        blocks,
-        out,
-        n,
-        tile,
-        few,
-        gated=True,
-        limit=limit,
-        gelu=gelu,
-        square=square,
-    )
+    _launch(values, product, choices, blocks, out, n, tile, few, gated=True)
 
 
 def down(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    product: Product[torch.Tensor],
     choices: Choices,
     blocks: Blocks | None,
     out: torch.Tensor,
     tile: FloatTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
 ) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32, x.dtype), x.device)
     require("x", x, (c * t, None), _HALVES, x.device)
     few = few_arguments(None, out)
-    _launch(x, weight, bias, choices, blocks, out, out.shape[2], tile, few, gated=False)
+    _launch(x, product, choices, blocks, out, out.shape[2], tile, few, gated=False)
 
 
 def _launch(
     x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    product: Product[torch.Tensor],
     choices: Choices,
     blocks: Blocks | None,
     out: torch.Tensor,
@@ -228,18 +208,15 @@ def _launch(
     few: tuple[torch.Tensor, float, int, int],
     *,
     gated: bool,
-    limit: float = 0.0,
-    gelu: bool = False,
-    square: bool = False,
 ) -> None:
     (t, c), k, device = choices.ids.shape, x.shape[1], x.device
+    weight, bias, limit, gelu, square = product
     require("x", x, (None, k), _HALVES, device)
     require("weight", weight, (None, k), (x.dtype,), device)
     check_choices(choices, blocks, device)
     check_bias(bias, weight.shape[0], device)
     m = 16 if blocks is None else blocks.rows
     tile = tile or tile_for(gated=gated)
-    pdl = traits(device).pdl
     features = n // (1 + (gated and not square))
     grid = (triton.cdiv(features, tile.features), grid_blocks(choices, blocks))
     squares, eps, splits, width = few
@@ -261,19 +238,7 @@ def _launch(
         WIDTH=width,
     )
     sorted_pairs = (choices.ids, choices.ids) if blocks is None else (blocks.slots, blocks.owners)
-    _float_kernel[grid](
-        x,
-        weight,
-        tensor_or(bias, choices.weights),
-        choices.ids,
-        *sorted_pairs,
-        choices.weights,
-        out,
-        squares,
-        eps,
-        t * c,
-        t,
-        shape,
-        pdl,
-        **options(pdl, tile.warps),
+    KernelLaunch(_float_kernel, grid, traits(device), warps=tile.warps).run(
+        *(x, weight, tensor_or(bias, choices.weights), choices.ids, *sorted_pairs),
+        *(choices.weights, out, squares, eps, t * c, t, shape),
     )

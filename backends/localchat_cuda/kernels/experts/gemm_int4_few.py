@@ -29,37 +29,30 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import gated as apply_gate
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.experts.blocks import (
+    Product,
     check_bias,
     check_choices,
     expert_rows,
     pairs_class,
 )
-from localchat_cuda.kernels.experts.choice import (
-    Choices,
-    FewRows,
-    few_arguments,
-    inverse_rms,
-)
+from localchat_cuda.kernels.experts.choice import Choices, FewRows, few_arguments, inverse_rms
 from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.e2m1 import float_halves, group_scale
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.tile_ops import (
     halves,
-    load_half_pairs,
-    load_pairs,
-    load_scale_zeros,
-    load_sides,
+    load_block,
+    load_columns,
     scale_of,
     side_scale,
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import options, require, set_carveout, tensor_or, traits
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 
 
 class FewTile(NamedTuple):
@@ -110,32 +103,6 @@ class FewPairs(NamedTuple):
 
 
 @triton.jit
-def _columns(x, rows, WARPS: tl.constexpr, RUN: tl.constexpr):
-    """Load an operand of eight rows, [2 * RUN, 8] or [WARPS, 2 * RUN, 8].
-
-    RUN is 16, or 8 for groups of 32.
-    """
-    k = tl.arange(0, 2 * RUN)
-    if RUN == 8:
-        k = k // 4 * 8 + k % 4
-    if WARPS == 1:
-        tile = tl.load(x + rows[:, None] + k[None, :])
-        if RUN == 8:
-            tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2)), (2, 1, 3, 0))
-        else:
-            tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2, 2)), (2, 3, 1, 4, 0))
-        return tl.reshape(tile, (2 * RUN, 8))
-    else:
-        warp = tl.arange(0, WARPS)
-        tile = tl.load(x + rows[:, None, None] + warp[None, :, None] * 128 + k[None, None, :])
-        if RUN == 8:
-            tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2)), (1, 3, 2, 4, 0))
-        else:
-            tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, 2)), (1, 3, 4, 2, 5, 0))
-        return tl.reshape(tile, (WARPS, 2 * RUN, 8))
-
-
-@triton.jit
 def _load(codes, scale_zeros, block, group, few: tl.constexpr, DEPTH: tl.constexpr):
     """Load codes, and words of scales and zeros, of DEPTH chunks of a row block.
 
@@ -143,21 +110,14 @@ def _load(codes, scale_zeros, block, group, few: tl.constexpr, DEPTH: tl.constex
     """
     WARPS: tl.constexpr = few.tile.warps
     G: tl.constexpr = few.K // 128
+    SIDES: tl.constexpr = few.GROUP != 128 and not few.E2M1
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
-        offset = block * G + group + d * WARPS
-        if few.GROUP == 32:
-            ws = ws + (
-                load_half_pairs(codes, offset * 512, WARPS),
-                load_half_pairs(codes, offset * 512 + 256, WARPS),
-            )
-        else:
-            ws = ws + (load_pairs(codes, offset * 512, WARPS),)
-        if few.GROUP == 128 or few.E2M1:
-            ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
-        else:
-            ss = ss + load_sides(scale_zeros, block, group + d * WARPS, G, few.GROUP, WARPS)
+        column = group + d * WARPS
+        w, s = load_block(codes, scale_zeros, block, column, G, few.GROUP, SIDES, WARPS, 2)
+        ws = ws + w
+        ss = ss + s
     return ws, ss
 
 
@@ -176,8 +136,8 @@ def _load_x(x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr):
     for d in tl.static_range(DEPTH):
         for s in tl.static_range(S):
             pointer = x + (group + d * WARPS) * 128 + s // (S // 2) * 64 + s % (S // 2) * 4
-            xa = _columns(pointer, rows, WARPS, RUN)
-            xb = _columns(pointer + 32, rows, WARPS, RUN)
+            xa = load_columns(pointer, rows, WARPS, 2, RUN == 8)
+            xb = load_columns(pointer + 32, rows, WARPS, 2, RUN == 8)
             if few.E2M1:
                 result = result + (xa, xb, 0)
             else:
@@ -286,8 +246,8 @@ def _load_x_apart(x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr):
         for h in tl.static_range(few.R // 2):
             pointer = x + (group + c * WARPS) * 128 + h * 4
             result = result + (
-                _columns(pointer, rows, WARPS, 8),
-                _columns(pointer + 32, rows, WARPS, 8),
+                load_columns(pointer, rows, WARPS, 2, True),
+                load_columns(pointer + 32, rows, WARPS, 2, True),
             )
     return result
 
@@ -409,12 +369,11 @@ def _few_kernel(
     CHUNKS: tl.constexpr = G // WARPS
     S: tl.constexpr = 128 // few.GROUP
     LINE: tl.constexpr = G * 16 if S == 1 or few.E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
-    if PDL:
-        if few.GATED:
-            # In this order, the choice of experts has ended when `down` starts, which may read them
-            # immediately.
-            gdc_wait()
-        gdc_launch_dependents()
+    if few.GATED:
+        # In this order, the choice of experts has ended when `down` starts, which may read them
+        # immediately.
+        wait(PDL)
+    release(PDL)
     m = tl.arange(0, 8) % few.R
     pair = tl.program_id(1)
     ids = choices.ids
@@ -433,8 +392,8 @@ def _few_kernel(
         else:
             sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
     ws, ss = _load_tiles(weight, block, 0, few, DEPTH)
-    if PDL and not few.GATED:
-        gdc_wait()
+    if not few.GATED:
+        wait(PDL)
     sums = _multiply_tiles(sums, ws, ss, x, rows, 0, few, DEPTH, 0)
     for chunk in tl.range(DEPTH, CHUNKS // DEPTH * DEPTH, DEPTH, num_stages=1):
         sums = _step(sums, x, weight, rows, block, chunk * WARPS, few, DEPTH, 0)
@@ -504,49 +463,43 @@ def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> Fe
 
 def gate_up(
     rows: FewRows,
-    weight: W4,
+    product: Product[W4],
     choices: Choices,
     out: torch.Tensor,
     into: int = BLOCK_K,
     tile: FewTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
-    limit: float = 0.0,
 ) -> None:
     """Write silu(gate) * up of every pair to `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), rows.x.device)
-    _launch(rows.x, weight, bias, choices, out, 2 * out.shape[1], into, tile, rows, limit=limit)
+    _launch(rows.x, product, choices, out, 2 * out.shape[1], into, tile, rows)
 
 
 def down(
     x: torch.Tensor,
-    weight: W4,
+    product: Product[W4],
     choices: Choices,
     out: torch.Tensor,
     tile: FewTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
 ) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32,), x.device)
     require("x", x, (c * t, None), (torch.float16,), x.device)
-    _launch(x, weight, bias, choices, out, out.shape[2], BLOCK_K, tile, None)
+    _launch(x, product, choices, out, out.shape[2], BLOCK_K, tile, None)
 
 
 def _launch(
     x: torch.Tensor,
-    weight: W4,
-    bias: torch.Tensor | None,
+    product: Product[W4],
     choices: Choices,
     out: torch.Tensor,
     n: int,
     into: int,
     tile: FewTile | None,
     rows: FewRows | None,
-    *,
-    limit: float = 0.0,
 ) -> None:
+    weight = product.weight
+    bias = product.bias
     (t, c), k, device, gated = choices.ids.shape, weight.features_in, x.device, rows is not None
     require("x", x, (None, k), (torch.float16,), device)
     check_choices(choices, None, device)
@@ -560,7 +513,6 @@ def _launch(
         )
     if k // BLOCK_K < tile.warps * tile.depth:
         raise ValueError(f"tile: {tile} does not fit into {k} columns")
-    pdl = gpu.pdl
     own = 8
     if weight.e2m1 and t <= 4:
         own = 4 if t > 2 else 2
@@ -578,7 +530,7 @@ def _launch(
         P_POW2=pairs_class(choices, None),
         GATED=gated,
         BIASED=bias is not None,
-        LIMIT=limit,
+        LIMIT=product.limit,
         INTO=into,
         SPLITS=splits,
         WIDTH=width,
@@ -590,16 +542,7 @@ def _launch(
         weight.scale_zeros,
         tensor_or(bias, choices.weights),
     )
-    kernel = _few_kernel[(features // (16 * tile.blocks), t * c)](
-        *tensors,
-        choices,
-        out,
-        squares,
-        eps,
-        t * c,
-        t,
-        few,
-        pdl,
-        **options(pdl, tile.warps, registers=tile.registers),
+    grid = (features // (16 * tile.blocks), t * c)
+    KernelLaunch(_few_kernel, grid, gpu, tile.warps, tile.registers, rows=t).run(
+        *tensors, choices, out, squares, eps, t * c, t, few
     )
-    set_carveout(kernel, t)

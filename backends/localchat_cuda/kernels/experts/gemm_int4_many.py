@@ -15,17 +15,22 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import gated as apply_gate
 from localchat_cuda.kernels.activation import to_half
-from localchat_cuda.kernels.experts.blocks import Blocks, check_bias, check_choices, expert_rows
+from localchat_cuda.kernels.experts.blocks import (
+    Blocks,
+    Product,
+    check_bias,
+    check_choices,
+    expert_rows,
+)
 from localchat_cuda.kernels.experts.choice import Choices
 from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.e2m1 import scaled_floats
-from localchat_cuda.kernels.int4.gemm_tiled import landed, scaled, scaled_groups
+from localchat_cuda.kernels.int4.gemm_tiled import landed, load_words, scaled_block, scaled_groups
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
-from localchat_cuda.kernels.launch import options, require, tensor_or, traits
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 
 
 class ManyTile(NamedTuple):
@@ -85,9 +90,8 @@ def _many_kernel(
     OWN: tl.constexpr = BLOCKS // 2 if many.GATED else BLOCKS
     S: tl.constexpr = 128 // many.GROUP
     LINE: tl.constexpr = G * 16 if S == 1 or many.E2M1 else G * 8 * S + (G * S + 7) // 8 * 16
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     m = tl.arange(0, ROWS)
     expert, pairs, inside = expert_rows(slots, slots, owners, tl.program_id(1), P, m, ROWS, 0)
     if expert < 0:
@@ -108,21 +112,13 @@ def _many_kernel(
     row_at = rows[None, :].to(tl.int64) * many.K + k[:, None]
     acc = tl.zeros((BN, ROWS), tl.float32)
     for g in tl.range(0, G, num_stages=many.tile.stages):
-        w = tl.load(codes + (first_block * G + g) * 512 + run)
-        w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
-        w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
+        w = load_words(codes + (first_block * G + g) * 512, run, BLOCKS, WARPS)
         if many.E2M1:
             exponents = tl.load(scale_zeros + first_block * LINE + g * 16 + side)
             wa, wb, wc, wd = scaled_floats(w, exponents, many.ASM)
         elif many.GROUP == 128:
-            scale_zero = tl.load(scale_zeros + first_block * LINE + g * 16 + side)
-            scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-            zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
-            zero = zero.to(tl.float16)[:, None]
-            scale = scale[:, None]
-            wa, wb, wc, wd = scaled(
-                w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), many.ASM
-            )
+            line = scale_zeros + first_block * LINE + g * 16
+            wa, wb, wc, wd = scaled_block(w, line, side, many.ASM)
         else:
             line = scale_zeros + first_block * LINE
             wa, wb, wc, wd = scaled_groups(w, line, g, side, G, many.GROUP, many.ASM)
@@ -168,44 +164,36 @@ def tile_for(rows: int, features: int, *, gated: bool) -> ManyTile:
 
 def gate_up(
     x: torch.Tensor,
-    weight: W4,
+    product: Product[W4],
     choices: Choices,
     blocks: Blocks,
     out: torch.Tensor,
     into: int = BLOCK_K,
     tile: ManyTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
-    limit: float = 0.0,
 ) -> None:
     """Write silu(gate) * up of every pair to `out` [P, F], for a weight in groups of `into`."""
     require("out", out, (choices.ids.numel(), None), (torch.float16,), x.device)
-    n = 2 * out.shape[1]
-    _launch(x, weight, bias, choices, blocks, out, n, into, tile, gated=True, limit=limit)
+    _launch(x, product, choices, blocks, out, 2 * out.shape[1], into, tile, gated=True)
 
 
 def down(
     x: torch.Tensor,
-    weight: W4,
+    product: Product[W4],
     choices: Choices,
     blocks: Blocks,
     out: torch.Tensor,
     tile: ManyTile | None = None,
-    *,
-    bias: torch.Tensor | None = None,
 ) -> None:
     """Write the weighted products into `out` [C, T, H]."""
     t, c = choices.ids.shape
     require("out", out, (c, t, None), (torch.float32, torch.float16, torch.bfloat16), x.device)
     require("x", x, (c * t, None), (torch.float16,), x.device)
-    n = out.shape[2]
-    _launch(x, weight, bias, choices, blocks, out, n, BLOCK_K, tile, gated=False)
+    _launch(x, product, choices, blocks, out, out.shape[2], BLOCK_K, tile, gated=False)
 
 
 def _launch(
     x: torch.Tensor,
-    weight: W4,
-    bias: torch.Tensor | None,
+    product: Product[W4],
     choices: Choices,
     blocks: Blocks,
     out: torch.Tensor,
@@ -214,8 +202,9 @@ def _launch(
     tile: ManyTile | None,
     *,
     gated: bool,
-    limit: float = 0.0,
 ) -> None:
+    weight = product.weight
+    bias = product.bias
     (t, c), k, device = choices.ids.shape, weight.features_in, x.device
     require("x", x, (None, k), (torch.float16,), device)
     check_choices(choices, blocks, device)
@@ -226,7 +215,6 @@ def _launch(
     own = 16 * tile.warps * tile.blocks // (1 + gated)
     if weight.features_out % n or features % own or (gated and tile.blocks % 2):
         raise ValueError(f"tile: {tile} does not divide experts of {features} features")
-    pdl = gpu.pdl
     many = ManyPairs(
         C=c,
         N=n,
@@ -238,7 +226,7 @@ def _launch(
         tile=tile,
         GATED=gated,
         BIASED=bias is not None,
-        LIMIT=limit,
+        LIMIT=product.limit,
         INTO=into,
         ASM=gpu.asm,
     )
@@ -248,15 +236,6 @@ def _launch(
         weight.scale_zeros,
         tensor_or(bias, choices.weights),
     )
-    _many_kernel[(features // own, blocks.owners.shape[0])](
-        *tensors,
-        blocks.slots,
-        blocks.owners,
-        choices.weights,
-        out,
-        t * c,
-        t,
-        many,
-        pdl,
-        **options(pdl, tile.warps),
-    )
+    KernelLaunch(
+        _many_kernel, (features // own, blocks.owners.shape[0]), gpu, warps=tile.warps
+    ).run(*tensors, blocks.slots, blocks.owners, choices.weights, out, t * c, t, many)

@@ -25,12 +25,11 @@ rows; tile_config.py chooses the variant for 9 to 32.
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8, dense
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.launch import options, power_of_two, require, set_carveout, traits
+from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, require, traits, wait
 
 MAX_ROWS = 32
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -169,8 +168,7 @@ def _small_kernel(
     DECODER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     CHUNKS: tl.constexpr = K // (128 * WARPS)
     first = tl.program_id(0).to(tl.int64) * (16 * BLOCKS)
     split = tl.program_id(1)
@@ -183,8 +181,7 @@ def _small_kernel(
             sums = sums + (tl.zeros((16, 8), tl.float32),)
         else:
             sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     sums = _multiply(
         sums, ws, x, scales, first, low, M, K, PARTS, BLOCKS, WARPS, SHARED, WHOLE, DECODER
     )
@@ -236,13 +233,10 @@ def gemm(
     check(x, weight, out, config.splits, max_rows=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
     config.check(n, k)
-    pdl = traits(weight.codes.device).pdl
-    kernel = _small_kernel[(triton.cdiv(n, 16 * config.blocks), config.splits)](
-        x,
-        weight.raw,
-        weight.scales,
-        out,
-        m,
+    grid = (triton.cdiv(n, 16 * config.blocks), config.splits)
+    gpu = traits(weight.codes.device)
+    KernelLaunch(_small_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
+        *(x, weight.raw, weight.scales, out, m),
         N=n,
         K=k,
         PARTS=power_of_two(m) // 8 if m > 8 else 1,
@@ -252,7 +246,4 @@ def gemm(
         SHARED=weight.blocks,
         WHOLE=weight.whole,
         DECODER=decoder,
-        PDL=pdl,
-        **options(pdl, config.warps, registers=config.registers),
     )
-    set_carveout(kernel)

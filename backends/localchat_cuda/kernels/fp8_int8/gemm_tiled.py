@@ -10,13 +10,12 @@ the same source compiles to `mma`); x is the right one, padded to 32 or 64 rows 
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.launch import options, power_of_two, traits
+from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, traits, wait
 
 MAX_ROWS = 64
 
@@ -55,8 +54,7 @@ def _tiled_kernel(
     PDL: tl.constexpr,
 ):
     G: tl.constexpr = K // 128
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     split = tl.program_id(1)
     k = tl.arange(0, 128)
@@ -64,8 +62,7 @@ def _tiled_kernel(
     row = codes + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + k[None, :]
     column = x + (m % M)[None, :] * K + k[:, None]
     total = tl.zeros((BN, MP), tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     for g in tl.range(split * G // SPLITS, (split + 1) * G // SPLITS, 1, num_stages=STAGES):
         w = tl.load(row + g * 128, eviction_policy="evict_first")
         w = decode(w, x.dtype.element_ty, WHOLE, DECODER, FOUR)
@@ -94,12 +91,11 @@ def gemm(
     m, (n, k) = x.shape[0], weight.codes.shape
     config.check(n, k)
     pdl = traits(weight.codes.device).pdl
-    _tiled_kernel[(triton.cdiv(n, 16 * config.blocks), config.splits)](
-        x,
-        weight.raw,
-        weight.scales,
-        out,
-        m,
+    grid = (triton.cdiv(n, 16 * config.blocks), config.splits)
+    KernelLaunch(
+        _tiled_kernel, grid, traits(weight.codes.device), config.warps, config.registers
+    ).run(
+        *(x, weight.raw, weight.scales, out, m),
         N=n,
         K=k,
         MP=max(16, power_of_two(m)),
@@ -110,6 +106,4 @@ def gemm(
         WHOLE=weight.whole,
         DECODER=decoder,
         FOUR=not pdl,
-        PDL=pdl,
-        **options(pdl, config.warps, registers=config.registers),
     )

@@ -16,13 +16,12 @@ sums of 16 columns. With PDL the first codes and their scales are loaded before 
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8
 from localchat_cuda.kernels.fp8_int8.tile_config import GemvConfig
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.launch import options, set_carveout, traits
+from localchat_cuda.kernels.launch import KernelLaunch, release, traits, wait
 
 
 @triton.jit
@@ -87,8 +86,7 @@ def _gemv_kernel(
     DECODER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = codes + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
     w = _codes(row, 0, K, RUN)
@@ -98,8 +96,7 @@ def _gemv_kernel(
     else:
         scale = tl.load(scales + n, mask=n < N, other=0.0)
     shares = _shares(scales, 0, K, RUN, SHARED)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     acc = _multiplied(w, x, shares, 0, K, RUN, SHARED, WHOLE, DECODER)
     for c in tl.range(1, tl.cdiv(K, RUN), 1, num_stages=1, loop_unroll_factor=UNROLL):
         w = _codes(row, c, K, RUN)
@@ -126,12 +123,10 @@ def gemv(
         raise ValueError(
             f"config: rows that divide {BLOCK} and a run in {BLOCK}s wanted, {config} given"
         )
-    pdl = traits(weight.codes.device).pdl
-    kernel = _gemv_kernel[(triton.cdiv(n, config.rows),)](
-        x,
-        weight.raw,
-        weight.scales,
-        out,
+    grid = (triton.cdiv(n, config.rows),)
+    gpu = traits(weight.codes.device)
+    KernelLaunch(_gemv_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
+        *(x, weight.raw, weight.scales, out),
         N=n,
         K=k,
         ROWS=config.rows,
@@ -140,7 +135,4 @@ def gemv(
         SHARED=weight.blocks,
         WHOLE=weight.whole,
         DECODER=decoder,
-        PDL=pdl,
-        **options(pdl, config.warps, registers=config.registers),
     )
-    set_carveout(kernel)

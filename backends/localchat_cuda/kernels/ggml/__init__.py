@@ -11,6 +11,7 @@ from localchat_cuda.kernels.ggml.pack import GgmlWeight, dense
 from localchat_cuda.kernels.ggml.tile_config import tile_config_for
 from localchat_cuda.kernels.int4.activations import Int8Rows, prepare
 from localchat_cuda.kernels.int4.gemm_dequant import multiply
+from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.launch import traits
 
 FEW_ROWS = gemm_int8.MAX_ROWS
@@ -26,19 +27,18 @@ The second number applies if an unpacked copy is in memory.
 def gemm_rows(
     rows: Int8Rows,
     weight: GgmlWeight,
+    norm: RowNorm | None = None,
     *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
     kernels: bool = True,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute partial sums fp32 [S, M, N] of 1 to FEW_ROWS rows in groups of 16.
 
-    Rows are in the weight's order; squares as in int4/gemm_int8.py. `kernels` False: the reference. out [M, N]:
+    Rows are in the weight's order; `kernels` False: the reference. out [M, N]:
     where to write if S is 1.
     """
     if not kernels:
-        return gemm_int8.reference(rows, weight, squares, eps)[None]
+        return gemm_int8.reference(rows, weight, norm)[None]
     m = rows.x.shape[0] // 2
     n = weight.features_out
     k = weight.features_in
@@ -48,7 +48,7 @@ def gemm_rows(
     sums = _room(config.splits, m, n, device, out)
     column = 0
     for part in weight.parts:
-        gemm_int8.gemm(rows, part, sums, config, column, squares=squares, eps=eps)
+        gemm_int8.gemm(rows, part, sums, config, column, norm=norm)
         column += part.features_out
     return sums
 

@@ -12,7 +12,7 @@ half a column block of those times factors; the numbers of a block are applied o
 So the error is that of rounding x to 16 bits (2.5e-5 on random x), and no weight is rounded.
 
     x       int8 [2M, K] and factors fp32 [K / 128, MQ, 16]: Int8Rows of int4/activations.py in groups of 16
-    out     fp32 [S, M, C], of which N columns from `column` on are written; `squares` as in int4/gemm_int8.py
+    out     fp32 [S, M, C], of which N columns from `column` on are written; the norm as in int4/row_norm.py
 
 Grid (T / blocks, S): a program owns `blocks` row tiles of 16, its `warps` warps take neighbouring column blocks
 and are summed at the end. All loads of a column block come before their use, those of the first before the wait
@@ -35,7 +35,6 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.ggml_forms import ROWS
 from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense
@@ -50,15 +49,9 @@ from localchat_cuda.kernels.ggml.tile_ops import (
     planes,
 )
 from localchat_cuda.kernels.int4.activations import Int8Rows, check_rows, natural_int8
+from localchat_cuda.kernels.int4.row_norm import RowNorm, inverse_rms, norm_arguments
 from localchat_cuda.kernels.int4.tile_config import TileConfig
-from localchat_cuda.kernels.int4.tile_ops import inverse_rms
-from localchat_cuda.kernels.launch import (
-    options,
-    require,
-    set_carveout,
-    tensor_or,
-    traits,
-)
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, traits, wait
 
 MAX_ROWS = 8
 
@@ -77,12 +70,12 @@ class BlockFewRows(NamedTuple):
 
 
 def reference(
-    rows: Int8Rows, weight: GgmlTensor | GgmlWeight, squares: torch.Tensor | None, eps: float
+    rows: Int8Rows, weight: GgmlTensor | GgmlWeight, norm: RowNorm | None
 ) -> torch.Tensor:
     """Compute the gemm [M, N] in fp32 from the quantized rows, with plain torch."""
     x = natural_int8(rows)
-    if squares is not None:
-        x = x * torch.rsqrt(squares.sum(1, keepdim=True) / x.shape[1] + eps)
+    if norm is not None:
+        x = norm.divided(x)
     return x @ dense(weight).t()
 
 
@@ -487,8 +480,7 @@ def _few_kernel(
     B: tl.constexpr = (few.K + 255) // 256
     CHUNKS: tl.constexpr = (B + WARPS - 1) // WARPS
     PARTS: tl.constexpr = few.MQ // 4
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     tiles = (N + 15) // 16
     tile = tl.program_id(0) * BLOCKS
     split = tl.program_id(1)
@@ -500,8 +492,7 @@ def _few_kernel(
     # The first chunk is peeled so that its loads are issued before the wait for the activations.
     codes = _load_codes(weight, tile, tiles, first, B, few, form)
     own = _load_sides(weight, tile, tiles, first, B, few, form)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     outs = _multiply_rows(outs, codes, own, x, factors, M, first, few, form)
     for chunk in tl.range(first + 1, last, 1, num_stages=1):
         more = _load_codes(weight, tile, tiles, chunk, B, few, form)
@@ -527,9 +518,7 @@ def gemm(
     out: torch.Tensor,
     config: TileConfig,
     column: int = 0,
-    *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
+    norm: RowNorm | None = None,
 ) -> None:
     """Write partial sums into `out` [S, M, C] from `column` on; see the module docstring."""
     m = rows.x.shape[0] // 2
@@ -545,22 +534,11 @@ def gemm(
     require("out", out, (config.splits, m, None), (torch.float32,), device)
     if not 0 <= column <= out.shape[2] - n:
         raise ValueError(f"column: {n} columns from {column} of {out.shape[2]} wanted")
-    if squares is not None:
-        require("squares", squares, (m, k // 128), (torch.float32,), device)
+    squares, eps = norm_arguments(norm, m, k, out)
     gpu = traits(device)
-    pdl = gpu.pdl
-    few = BlockFewRows(k, rows.factors.shape[1], m if m <= 2 else 4, config, squares is not None)
-    tensors = (rows.x, rows.factors, planes(weight), out, tensor_or(squares, out))
-    kernel = _few_kernel[(triton.cdiv(n, ROWS * config.blocks), config.splits)](
-        *tensors,
-        eps,
-        m,
-        n,
-        out.shape[2],
-        column,
-        few,
-        form_of(weight, gpu),
-        pdl,
-        **options(pdl, config.warps, registers=config.registers),
+    few = BlockFewRows(k, rows.factors.shape[1], m if m <= 2 else 4, config, norm is not None)
+    tensors = (rows.x, rows.factors, planes(weight), out, squares)
+    grid = (triton.cdiv(n, ROWS * config.blocks), config.splits)
+    KernelLaunch(_few_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
+        *tensors, eps, m, n, out.shape[2], column, few, form_of(weight, gpu)
     )
-    set_carveout(kernel)

@@ -20,7 +20,6 @@ from functools import lru_cache
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.ggml_forms import ROWS
 from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense
@@ -36,7 +35,7 @@ from localchat_cuda.kernels.ggml.tile_ops import (
 )
 from localchat_cuda.kernels.int4.gemm_tiled import TiledGemmConfig, landed
 from localchat_cuda.kernels.int4.tile_config import TileConfig
-from localchat_cuda.kernels.launch import options, require, traits
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, traits, wait
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _DEQUANTIZED_TILES = 4
@@ -220,8 +219,7 @@ def _tiles_kernel(
     SPLITS: tl.constexpr = config.shape.splits
     B: tl.constexpr = (K + 255) // 256
     HALVES: tl.constexpr = (K + 127) // 128
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     T = (N + 15) // 16
     first = tl.program_id(1) * TILES
     split = tl.program_id(2)
@@ -231,8 +229,7 @@ def _tiles_kernel(
         k = k // 16 * 16 + k // 2 % 2 * 8 + k // 4 % 4 * 2 + k % 2
     x_row = x + tl.minimum(m, M - 1)[None, :] * K + k[:, None]
     acc = tl.zeros((16 * TILES, ROWS), tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     start = split * HALVES // SPLITS
     end = (split + 1) * HALVES // SPLITS
     for h in tl.range(start, end, 1, num_stages=config.shape.depth):
@@ -315,24 +312,13 @@ def gemm(
     if not 0 <= column <= out.shape[2] - n:
         raise ValueError(f"column: {n} columns from {column} of {out.shape[2]} wanted")
     gpu = traits(device)
-    pdl = gpu.pdl
     tiles = shape.blocks * shape.warps
     if whole_halves is None:
         whole_halves = gpu.hopper
-    _tiles_kernel[(triton.cdiv(m, config.rows), triton.cdiv(n, ROWS * tiles), shape.splits)](
-        x,
-        planes(weight),
-        out,
-        m,
-        n,
-        out.shape[2],
-        column,
-        k,
-        config,
-        form_of(weight, gpu),
+    grid = (triton.cdiv(m, config.rows), triton.cdiv(n, ROWS * tiles), shape.splits)
+    KernelLaunch(_tiles_kernel, grid, gpu, warps=shape.warps).run(
+        *(x, planes(weight), out, m, n, out.shape[2], column, k, config, form_of(weight, gpu)),
         whole_halves,
-        pdl,
-        **options(pdl, shape.warps),
     )
 
 
@@ -348,5 +334,5 @@ def dequantize(weight: GgmlTensor, out: torch.Tensor) -> None:
         k,
         _DEQUANTIZED_TILES,
         form_of(weight, traits(out.device)),
-        **options(False, _DEQUANTIZED_TILES),
+        num_warps=_DEQUANTIZED_TILES,
     )

@@ -217,7 +217,9 @@ def _pack_rows(form: GgmlForm, rows: SplitRows) -> tuple[torch.Tensor | None, ..
         factors = torch.cat([plane.view(len(plane), -1, per_half) for plane in pair], 2).flatten(1)
         per_half *= 2
     sides = _words(factors, 2 * per_half, 2, torch.int64 if per_half == 8 else torch.int32)
-    minimums = torch.zeros_like(rows.scales) if rows.minimums is None else rows.minimums
+    minimums = rows.minimums
+    if minimums is None:
+        minimums = torch.zeros_like(rows.scales)
     scales = torch.stack((rows.scales, minimums), 2).flatten(1)
     return low, high, sides, _words(scales, 2, 1, torch.int32)[:, :, 0].contiguous()
 

@@ -12,12 +12,14 @@ import torch
 from localchat_cuda.kernels import permute_columns
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
+from localchat_cuda.kernels.int4 import gemm_few as w4_few
 from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
 from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import hopper_tile_config
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
+from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.launch import traits
 
 _PACKED_ROWS = 512
@@ -108,41 +110,37 @@ def empty_activations(
 def gemm(
     rows: w4_activations.Rows,
     weight: W4,
+    norm: RowNorm | None = None,
     *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
     kernels: bool = True,
 ) -> torch.Tensor:
     """Compute partial sums fp32 [S, M, N] of activations in the weight's order.
 
-    squares as in gemm_int8.py. `kernels` False: the reference. ValueError for activations of other groups.
+    With `norm`, rows are divided by their rms. `kernels` False: the reference. Raises ValueError for
+    activations of other groups.
     """
     if rows.group != weight.group or weight.e2m1:
         raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
-    if not kernels:
-        if isinstance(rows, w4_activations.Int8Rows):
-            return w4_int8.reference(rows.x, rows.factors, weight, squares, eps)[None]
-        return w4_fp16.reference(rows, weight, squares, eps)[None]
+    m = rows.x.shape[0]
+    if isinstance(rows, w4_activations.Int8Rows):
+        if not kernels:
+            return w4_int8.reference(rows.x, rows.factors, weight, norm)[None]
+        m //= 2
+    elif not kernels:
+        return w4_fp16.reference(rows, weight, norm)[None]
     device = rows.x.device
     n = weight.features_out
-    k = weight.features_in
-    m = rows.x.shape[0] // (2 if isinstance(rows, w4_activations.Int8Rows) else 1)
-    config = tile_config_for(m, n, k, device, group=weight.group)
+    config = tile_config_for(m, n, weight.features_in, device, group=weight.group)
+    out = torch.empty(config.splits, m, n, device=device)
     if isinstance(config, w4_tile_config.TileConfig):
-        out = torch.empty(config.splits, m, n, device=device)
-        if isinstance(rows, w4_activations.Int8Rows):
-            w4_int8.gemm(rows.x, rows.factors, weight, out, config, squares=squares, eps=eps)
-        else:
-            w4_fp16.gemm(rows, weight, out, config, squares=squares, eps=eps)
+        w4_few.gemm(rows, weight, out, config, norm)
         return out
     assert isinstance(rows, w4_activations.HalfRows)
     if isinstance(config, w4_tiled.TiledGemmConfig):
-        out = torch.empty(config.shape.splits, m, n, device=device)
-        w4_tiled.gemm(rows, weight, out, config, squares=squares, eps=eps)
+        w4_tiled.gemm(rows, weight, out, config, norm)
     else:
         assert hopper is not None
-        out = torch.empty(config.splits, m, n, device=device)
-        hopper.gemm(rows, weight, out, config, squares=squares, eps=eps)
+        hopper.gemm(rows, weight, out, config, norm)
     return out
 
 
@@ -150,9 +148,8 @@ def gemm_silu_mul(
     rows: w4_activations.Rows,
     weight: W4,
     into: w4_activations.Rows,
+    norm: RowNorm | None = None,
     *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
     gelu: bool = False,
     order: torch.Tensor | None = None,
     kernels: bool = True,
@@ -169,12 +166,12 @@ def gemm_silu_mul(
         k = weight.features_in
         config = tile_config_for(m, n, k, rows.x.device, group=weight.group, fused=True)
         if isinstance(config, w4_tiled.TiledGemmConfig):
-            w4_tiled.gemm_silu_mul(rows, weight, into, config, squares=squares, eps=eps, gelu=gelu)
+            w4_tiled.gemm_silu_mul(rows, weight, into, config, norm, gelu=gelu)
         else:
             assert hopper is not None
-            hopper.gemm_silu_mul(rows, weight, into, config, squares=squares, eps=eps, gelu=gelu)
+            hopper.gemm_silu_mul(rows, weight, into, config, norm, gelu=gelu)
         return
-    sums = gemm(rows, weight, squares=squares, eps=eps, kernels=kernels)
+    sums = gemm(rows, weight, norm, kernels=kernels)
     call = w4_activations.prepare if kernels else w4_activations.reference
     call("act_and_mul", sums, into, gelu=gelu, order=order)
 

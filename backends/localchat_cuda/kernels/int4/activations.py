@@ -34,20 +34,19 @@ from typing import Literal, TypeAlias
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import activation, to_half
 from localchat_cuda.kernels.activation import reference as act_and_mul_reference
 from localchat_cuda.kernels.int4.gemm_int8 import factors_of, lanes
-from localchat_cuda.kernels.int4.pack import BLOCK_K
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.launch import (
-    options,
-    own_carveout,
+    KernelLaunch,
     power_of_two,
+    release,
     require,
-    set_carveout,
     tensor_or,
     traits,
+    wait,
 )
 
 Order = Literal["lanes", "slots"]
@@ -415,12 +414,11 @@ def _prepare_kernel(
     ROWS: tl.constexpr,
     GELU: tl.constexpr,
     ORDER: tl.constexpr,
-    PDL: tl.constexpr,
     GROUP: tl.constexpr,
     ROOMY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     block = tl.program_id(0)
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     there = m < M
@@ -431,8 +429,7 @@ def _prepare_kernel(
     w = tl.full((128,), 1.0, tl.float32)
     if MODE == 1 or MODE == 3:
         w = tl.load(weight + i).to(tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     offsets = m[:, None] * K + i[None, :]
     if MODE == 3:
         row = tl.load(ids + m, mask=there, other=0).to(tl.int64)
@@ -495,6 +492,16 @@ def check_rows(rows: Rows | FloatRows, m: int, k: int, device: torch.device) -> 
         none = rows.order == "slots" and not rows.factors.shape[2]
         room = 2 if rows.group == BLOCK_K else 1, k // rows.group, 0 if none else padded(m)
         require("rows.factors", rows.factors, room, (torch.float32,), device)
+
+
+def check_slot_rows(rows: HalfRows, weight: W4) -> None:
+    """Raise ValueError unless the rows are in slot order and fit the weight."""
+    m = rows.x.shape[0]
+    if m < 1 or rows.order != "slots":
+        raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
+    if rows.group != weight.group:
+        raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
+    require("rows.x", rows.x, (m, weight.features_in), (torch.float16,), weight.codes.device)
 
 
 def prepare(
@@ -561,20 +568,13 @@ def prepare(
             prepare("plain", flat.x[None], rows, order=order)
             return
     gpu = traits(device)
-    pdl = gpu.pdl
     several = rows_per_program(m)
-    kernel = _prepare_kernel[(k // BLOCK_K, triton.cdiv(m, several))](
-        source,
-        tensor_or(ids, source),
-        tensor_or(residual, source),
-        tensor_or(weight, source),
-        tensor_or(squares, source),
-        rows.x,
-        rows.factors,
-        factor,
-        _shift(factor, eps),
-        tensor_or(order, source),
-        m,
+    KernelLaunch(
+        _prepare_kernel, (k // BLOCK_K, triton.cdiv(m, several)), gpu, warps=1, rows=m
+    ).run(
+        *(source, tensor_or(ids, source), tensor_or(residual, source), tensor_or(weight, source)),
+        *(tensor_or(squares, source), rows.x, rows.factors, factor, _shift(factor, eps)),
+        *(tensor_or(order, source), m),
         N=n,
         K=k,
         MQ=room_of(rows),
@@ -584,9 +584,5 @@ def prepare(
         ROWS=several,
         GELU=gelu,
         ORDER=order is not None,
-        PDL=pdl,
         GROUP=BLOCK_K if isinstance(rows, FloatRows) else rows.group,
-        ROOMY=own_carveout(m),
-        **options(pdl, 1),
     )
-    set_carveout(kernel, m)

@@ -16,9 +16,9 @@ import triton.language as tl
 from localchat_cuda.kernels.int4.pack import BLOCK_K, ROWS, W4
 from localchat_cuda.kernels.int4.tile_ops import (
     halves,
-    load_pairs,
     load_scale_zeros,
     load_sides,
+    load_tile,
     scale_of,
     side_scale,
     side_zero,
@@ -83,13 +83,17 @@ def _dequantize_kernel(
                 scale_zero = load_scale_zeros(scale_zeros, ((first + block) * G + group) * 16, 1)
                 scale = scale_of(scale_zero)
                 zero = zero_of(scale_zero)
-                a, b, c, d = halves(load_pairs(codes, ((first + block) * G + group) * 512, 1), ASM)
+                a, b, c, d = halves(
+                    load_tile(codes, ((first + block) * G + group) * 512, 1, 2), ASM
+                )
                 offsets = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
                 _plane(out, a, b, scale, zero, 1024, offsets)
                 _plane(out, c, d, scale, zero, 64, offsets + 64)
             else:
                 scales, two, zeros = load_sides(scale_zeros, first + block, group, G, GROUP, 1)
-                a, b, c, d = halves(load_pairs(codes, ((first + block) * G + group) * 512, 1), ASM)
+                a, b, c, d = halves(
+                    load_tile(codes, ((first + block) * G + group) * 512, 1, 2), ASM
+                )
                 offsets = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
                 _plane_of_groups(out, a, b, scales, two, zeros, 1024, 0, GROUP, offsets)
                 _plane_of_groups(

@@ -29,7 +29,7 @@ before it. (The idea is Stream-K's, Osama et al., 2023.)
 Letters: M rows, N output and K input features, G = K / 128, TILE rows of a tile.
 
     x   fp16 [M, K] in slot order (activations.HalfRows)  out  fp32 [splits, M, N] partial sums
-    squares fp32 [M, G] with eps: 1/rms of each row, as in gemm_int8.py
+    norm: 1/rms of each row, as in row_norm.py
 
 `gemm_silu_mul` as in gemm_tiled.py. Grid: at most one program per multiprocessor. Accumulation in fp32. Any M.
 Compute capability 9 only.
@@ -53,7 +53,7 @@ from localchat_cuda.kernels.gluon_compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from localchat_cuda.kernels.int4.activations import HalfRows
+from localchat_cuda.kernels.int4.activations import HalfRows, check_slot_rows
 from localchat_cuda.kernels.int4.hopper_tile_config import HopperTileConfig
 from localchat_cuda.kernels.int4.hopper_tile_ops import (
     dequantized,
@@ -64,7 +64,8 @@ from localchat_cuda.kernels.int4.hopper_tile_ops import (
     take_over,
 )
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
-from localchat_cuda.kernels.launch import require, tensor_or, traits
+from localchat_cuda.kernels.int4.row_norm import RowNorm, norm_arguments
+from localchat_cuda.kernels.launch import require, traits
 
 
 class HopperRows(NamedTuple):
@@ -343,16 +344,14 @@ def gemm(
     weight: W4,
     out: torch.Tensor,
     config: HopperTileConfig,
-    *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
+    norm: RowNorm | None = None,
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
     m = rows.x.shape[0]
     n = weight.features_out
     config.check(n, weight.features_in, fused=False)
     require("out", out, (config.splits, m, n), (torch.float32,), weight.codes.device)
-    _launch(rows, weight, out, config, squares, eps)
+    _launch(rows, weight, out, config, norm)
 
 
 def gemm_silu_mul(
@@ -360,9 +359,8 @@ def gemm_silu_mul(
     weight: W4,
     into: HalfRows,
     config: HopperTileConfig,
+    norm: RowNorm | None = None,
     *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
     gelu: bool = False,
 ) -> None:
     """Write act_and_mul of gate and up into `into` [M, N / 2], as gemm_tiled.gemm_silu_mul."""
@@ -377,8 +375,7 @@ def gemm_silu_mul(
         weight,
         into.x,
         config,
-        squares,
-        eps,
+        norm,
         fused=True,
         gelu=gelu,
         into_group=into.group,
@@ -390,8 +387,7 @@ def _launch(
     weight: W4,
     out: torch.Tensor,
     config: HopperTileConfig,
-    squares: torch.Tensor | None,
-    eps: float,
+    norm: RowNorm | None,
     *,
     fused: bool = False,
     gelu: bool = False,
@@ -401,13 +397,8 @@ def _launch(
     k = weight.features_in
     n = weight.features_out
     device = weight.codes.device
-    if m < 1 or rows.order != "slots":
-        raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
-    if rows.group != weight.group:
-        raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
-    require("rows.x", rows.x, (m, k), (torch.float16,), device)
-    if squares is not None:
-        require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
+    check_slot_rows(rows, weight)
+    squares, eps = norm_arguments(norm, m, k, out)
     gpu = traits(device)
     workspace = _workspace(device) if config.even else None
     items = config.items(m, n)
@@ -418,7 +409,7 @@ def _launch(
         TILE=config.rows,
         BLOCKS=config.blocks,
         STAGES=config.stages(fused=fused),
-        NORM=squares is not None,
+        NORM=norm is not None,
         FUSED=fused,
         GELU=gelu,
         PDL=gpu.pdl,
@@ -430,7 +421,7 @@ def _launch(
     work = (workspace.sums, workspace.flags) if workspace else (out, out)
     tiles = -(-m // config.rows)
     _hopper_kernel[(min(items, gpu.sms),)](
-        *(x_boxes, *_boxes(weight), out, *work, tensor_or(squares, out), eps),
+        *(x_boxes, *_boxes(weight), out, *work, squares, eps),
         *(m, items, tiles, config.splits, many),
         num_warps=4,
         maxnreg=168,

@@ -15,15 +15,11 @@ fp16: 2.1e-4).
             8 * x_scale * sum over the block's upper half (which undoes the -8 of the high nibbles),
             unused. Groups of 64: x_scale/16, x_scale * sum of values of each group, unused; of 32 so, too,
             but [G, MQ, 8]
-    out     fp32 [splits, M, N]: partial sums over ranges of K; the reader adds them, always in the
-            same order; optionally scaled by 1/rms of the row, from `squares` fp32 [M, G]
 
-Grid (N / (16*blocks), splits); a program owns `blocks` row blocks of 16, its `warps` warps take
-neighbouring column blocks and are summed at the end; `depth` chunks of `warps` column blocks are loaded
-before the first is used. The eight columns of the integer `mma` are (high, low) of four rows: 1 to
+The kernel is that of gemm_few.py. The eight columns of the integer `mma` are (high, low) of four rows: 1 to
 4 rows cost the same, and give the same bits. One `mma` takes 32 k, so the sums of smaller groups are
 scaled apart with no more of them. Not supported: more than 8 rows. The integer arithmetic is our own, in the
-spirit of LLM.int8() and QServe; loads before the wait: CUTLASS's use of programmatic dependent launch.
+spirit of LLM.int8() and QServe.
 """
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
@@ -31,32 +27,18 @@ spirit of LLM.int8() and QServe; loads before the wait: CUTLASS's use of program
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
-from localchat_cuda.kernels.int4.tile_config import TileConfig
+from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_ops import (
-    Int4FewRows,
-    inverse_rms,
-    load_bytes,
-    load_half_bytes,
-    load_scale_zeros,
-    load_sides,
+    load_columns,
     nibbles,
     scale_of,
     side_scale,
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import (
-    options,
-    require,
-    set_carveout,
-    tensor_or,
-    traits,
-)
 
-MAX_ROWS = 8
 _SWAP = (0, 2, 1, 3)
 
 
@@ -71,7 +53,7 @@ def factors_of(group: int) -> int:
 
 
 def reference(
-    x: torch.Tensor, factors: torch.Tensor, weight: W4, squares: torch.Tensor | None, eps: float
+    x: torch.Tensor, factors: torch.Tensor, weight: W4, norm: RowNorm | None
 ) -> torch.Tensor:
     """Compute the gemm [M, N] in fp32 from the quantized rows, with plain torch."""
     m = x.shape[0] // 2
@@ -81,8 +63,8 @@ def reference(
         pair = pair.view(m, 2, k // 64, 4, 2, 8).transpose(3, 4).reshape(m, 2, k)
     scale_zeros = 16.0 * factors[:, :m, 0].t().repeat_interleave(BLOCK_K, 1)
     rows = (256.0 * pair[:, 0] + pair[:, 1]) * scale_zeros
-    if squares is not None:
-        rows = rows * torch.rsqrt(squares.sum(1, keepdim=True) / k + eps)
+    if norm is not None:
+        rows = norm.divided(rows)
     return rows @ dense(weight).t()
 
 
@@ -97,43 +79,13 @@ def _factor(factors, group, part, few: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def _columns(x, first, rows2, few: tl.constexpr):
-    """Load the right operand [64, 8] or [WARPS, 64, 8]: (high, low) of four rows.
+def _columns(x, first, rows, few: tl.constexpr, HALF: tl.constexpr):
+    """Load the right operand: (high, low) of four rows, 64 columns or with HALF 32.
 
     Columns past the last row repeat earlier ones, which avoids a mask; their results are not stored.
     """
-    WARPS: tl.constexpr = few.tile.warps
-    k = tl.arange(0, 64)
-    n = tl.arange(0, 8)
-    if WARPS == 1:
-        tile = tl.load(x + ((first + n) % rows2)[:, None] * few.K + k[None, :])
-        tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2, 4)), (2, 3, 1, 4, 0))
-        return tl.reshape(tile, (64, 8))
-    else:
-        warp = tl.arange(0, WARPS)
-        n3 = ((first + n) % rows2)[:, None, None] * few.K
-        tile = tl.load(x + n3 + warp[None, :, None] * 128 + k[None, None, :])
-        tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, 4)), (1, 3, 4, 2, 5, 0))
-        return tl.reshape(tile, (WARPS, 64, 8))
-
-
-@triton.jit
-def _half_columns(x, first, rows2, few: tl.constexpr):
-    """Load half of a plane of `_columns`, [32, 8] or [WARPS, 32, 8], 8 bytes per lane."""
-    WARPS: tl.constexpr = few.tile.warps
-    k = tl.arange(0, 32)
-    k = k // 8 * 16 + k % 8
-    n = tl.arange(0, 8)
-    if WARPS == 1:
-        tile = tl.load(x + ((first + n) % rows2)[:, None] * few.K + k[None, :])
-        tile = tl.permute(tl.reshape(tile, (8, 4, 2, 4)), (2, 1, 3, 0))
-        return tl.reshape(tile, (32, 8))
-    else:
-        warp = tl.arange(0, WARPS)
-        n3 = ((first + n) % rows2)[:, None, None] * few.K
-        tile = tl.load(x + n3 + warp[None, :, None] * 128 + k[None, None, :])
-        tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4)), (1, 3, 2, 4, 0))
-        return tl.reshape(tile, (WARPS, 32, 8))
+    n = (first + tl.arange(0, 8)) % rows
+    return load_columns(x, n * few.K, few.tile.warps, 4, HALF)
 
 
 @triton.jit
@@ -165,37 +117,6 @@ def _accumulate(out, low, high, scale, zero, a, b, c, x0, x1, WARPS: tl.constexp
 
 
 @triton.jit
-def _load(
-    codes, scale_zeros, block, chunk, G: tl.constexpr, few: tl.constexpr, DEPTH: tl.constexpr
-):
-    """Return tiles of codes, and one or three words of scales and zeros.
-
-    Groups of 32 have two tiles per block.
-    """
-    BLOCKS: tl.constexpr = few.tile.blocks
-    WARPS: tl.constexpr = few.tile.warps
-    ws = ()
-    ss = ()
-    for d in tl.static_range(DEPTH):
-        for r in tl.static_range(BLOCKS):
-            offset = (block + r) * G + (chunk + d) * WARPS
-            if few.GROUP == 32:
-                ws = ws + (
-                    load_half_bytes(codes, offset * 1024, WARPS),
-                    load_half_bytes(codes, offset * 1024 + 512, WARPS),
-                )
-            else:
-                ws = ws + (load_bytes(codes, offset * 1024, WARPS),)
-            if few.GROUP == 128:
-                ss = ss + (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
-            else:
-                ss = ss + load_sides(
-                    scale_zeros, block + r, (chunk + d) * WARPS, G, few.GROUP, WARPS
-                )
-    return ws, ss
-
-
-@triton.jit
 def _add_group(
     sums,
     w,
@@ -224,9 +145,7 @@ def _add_group(
 
 
 @triton.jit
-def _multiply_groups(
-    outs, ws, ss, x, factors, rows2, chunk, few: tl.constexpr, DEPTH: tl.constexpr
-):
+def _multiply_groups(outs, ws, ss, x, factors, rows, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
     """Multiply the S groups of a column block. Half of them are low nibbles, half high ones."""
     BLOCKS: tl.constexpr = few.tile.blocks
     PARTS: tl.constexpr = few.MP // 4
@@ -240,10 +159,7 @@ def _multiply_groups(
             side = side + (_factor(factors, group, p, few, F),)
             for s in tl.static_range(S):
                 pointer = x + group * 128 + s // H * 64 + s % H * 8
-                if few.GROUP == 32:
-                    column = _half_columns(pointer, 8 * p, rows2, few)
-                else:
-                    column = _columns(pointer, 8 * p, rows2, few)
+                column = _columns(pointer, 8 * p, rows, few, few.GROUP == 32)
                 side = side + (_factor(factors + 1 + s, group, p, few, F), column)
         grown = ()
         for r in tl.static_range(BLOCKS):
@@ -267,9 +183,7 @@ def _multiply_groups(
 
 
 @triton.jit
-def _multiply_blocks(
-    outs, ws, ss, x, factors, rows2, chunk, few: tl.constexpr, DEPTH: tl.constexpr
-):
+def _multiply_blocks(outs, ws, ss, x, factors, rows, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
     BLOCKS: tl.constexpr = few.tile.blocks
     PARTS: tl.constexpr = few.MP // 4
     for d in tl.static_range(DEPTH):
@@ -280,8 +194,8 @@ def _multiply_blocks(
                 _factor(factors, group, p, few, 4),
                 _factor(factors + 1, group, p, few, 4),
                 _factor(factors + 2, group, p, few, 4),
-                _columns(x + group * 128, 8 * p, rows2, few),
-                _columns(x + group * 128 + 64, 8 * p, rows2, few),
+                _columns(x + group * 128, 8 * p, rows, few, False),
+                _columns(x + group * 128 + 64, 8 * p, rows, few, False),
             )
         grown = ()
         for r in tl.static_range(BLOCKS):
@@ -309,101 +223,9 @@ def _multiply_blocks(
 
 
 @triton.jit
-def _multiply(outs, ws, ss, x, factors, rows2, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
+def multiply_bytes(outs, ws, ss, x, factors, rows, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
+    """Add the products of DEPTH chunks of column blocks."""
     if few.GROUP == 128:
-        return _multiply_blocks(outs, ws, ss, x, factors, rows2, chunk, few, DEPTH)
+        return _multiply_blocks(outs, ws, ss, x, factors, rows, chunk, few, DEPTH)
     else:
-        return _multiply_groups(outs, ws, ss, x, factors, rows2, chunk, few, DEPTH)
-
-
-@triton.jit(do_not_specialize=["M"])
-def _int8_kernel(
-    x, factors, codes, scale_zeros, out, squares, eps, M, few: tl.constexpr, PDL: tl.constexpr
-):
-    BLOCKS: tl.constexpr = few.tile.blocks
-    WARPS: tl.constexpr = few.tile.warps
-    DEPTH: tl.constexpr = few.tile.depth
-    G: tl.constexpr = few.K // 128
-    CHUNKS: tl.constexpr = G // WARPS
-    PARTS: tl.constexpr = few.MP // 4
-    if PDL:
-        gdc_launch_dependents()
-    block = tl.program_id(0) * BLOCKS
-    split = tl.program_id(1)
-    first = split * CHUNKS // few.tile.splits
-    last = (split + 1) * CHUNKS // few.tile.splits
-    rows2 = 2 * M
-    outs = ()
-    for _ in tl.static_range(BLOCKS * PARTS):
-        if WARPS == 1:
-            outs = outs + (tl.zeros((16, 4), tl.float32),)
-        else:
-            outs = outs + (tl.zeros((WARPS, 16, 4), tl.float32),)
-    # The first chunk is peeled so that its loads are issued before the wait for the activations.
-    ws, ss = _load(codes, scale_zeros, block, first, G, few, DEPTH)
-    if PDL:
-        gdc_wait()
-    outs = _multiply(outs, ws, ss, x, factors, rows2, first, few, DEPTH)
-    first += DEPTH
-    full_end = first + (last - first) // DEPTH * DEPTH
-    for chunk in tl.range(first, full_end, DEPTH, num_stages=1):
-        wl, sl = _load(codes, scale_zeros, block, chunk, G, few, DEPTH)
-        outs = _multiply(outs, wl, sl, x, factors, rows2, chunk, few, DEPTH)
-    if DEPTH > 1:
-        for chunk in tl.range(full_end, last, 1, num_stages=1):
-            wr, sr = _load(codes, scale_zeros, block, chunk, G, few, 1)
-            outs = _multiply(outs, wr, sr, x, factors, rows2, chunk, few, 1)
-    m = tl.arange(0, 4)
-    n = tl.arange(0, 16)
-    for r in tl.static_range(BLOCKS):
-        for p in tl.static_range(PARTS):
-            o = outs[r * PARTS + p]
-            if WARPS > 1:
-                o = tl.sum(o, 0)
-            row = p * 4 + m
-            if few.NORM:
-                o = o * inverse_rms(squares, row, row < M, eps, G)[None, :]
-            offsets = (split * M + row)[None, :] * few.N + ((block + r) * 16 + n)[:, None]
-            tl.store(out + offsets, o, mask=(row < M)[None, :])
-
-
-def gemm(
-    x: torch.Tensor,
-    factors: torch.Tensor,
-    weight: W4,
-    out: torch.Tensor,
-    shape: TileConfig,
-    *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
-) -> None:
-    """Write the partial products into `out` [splits, M, N]; see the module docstring.
-
-    `shape.splits` must be out's first extent; with `squares` [M, G] each row is scaled by its 1/rms.
-    """
-    rows = x.shape[0] // 2
-    k = weight.features_in
-    n = weight.features_out
-    device = weight.codes.device
-    if not 1 <= rows <= MAX_ROWS:
-        raise ValueError(f"x: 1 to {MAX_ROWS} rows wanted, {rows} given")
-    require("x", x, (2 * rows, k), (torch.int8,), device)
-    require(
-        "factors",
-        factors,
-        (k // BLOCK_K, lanes(rows), factors_of(weight.group)),
-        (torch.float32,),
-        device,
-    )
-    require("out", out, (shape.splits, rows, n), (torch.float32,), device)
-    if squares is not None:
-        require("squares", squares, (rows, k // BLOCK_K), (torch.float32,), device)
-    shape.check(n, k)
-    gpu = traits(device)
-    pdl = gpu.pdl
-    few = Int4FewRows(n, k, lanes(rows), weight.group, shape, squares is not None, gpu.asm)
-    tensors = (x, factors, weight.codes, weight.scale_zeros, out, tensor_or(squares, out))
-    kernel = _int8_kernel[(n // (16 * shape.blocks), shape.splits)](
-        *tensors, eps, rows, few, pdl, **options(pdl, shape.warps, registers=shape.registers)
-    )
-    set_carveout(kernel)
+        return _multiply_groups(outs, ws, ss, x, factors, rows, chunk, few, DEPTH)

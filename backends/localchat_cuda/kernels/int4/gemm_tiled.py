@@ -8,7 +8,7 @@ counts, dequantizing once for the library's gemm does (gemm_dequant.py). Weights
 Letters: M rows, N output and K input features, G = K / 128.
 
     x   fp16 [M, K] in slot order (activations.HalfRows)  out  fp32 [splits, M, N] partial sums
-    squares fp32 [M, G] with eps: 1/rms of each row, as in gemm_int8.py
+    norm: 1/rms of each row, as in row_norm.py
 
 `gemm_silu_mul` multiplies with gate and up at once, two row blocks of a program, and writes silu(gate) * up as
 activations of the next gemm, fp16 [M, N / 2] in slot order: at 128 rows of a 7B model that is 5 MB instead of
@@ -23,14 +23,14 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat_cuda.kernels.activation import activation, to_half
-from localchat_cuda.kernels.int4.activations import HalfRows
+from localchat_cuda.kernels.int4.activations import HalfRows, check_slot_rows
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
+from localchat_cuda.kernels.int4.row_norm import RowNorm, inverse_rms, norm_arguments
 from localchat_cuda.kernels.int4.tile_config import TileConfig
-from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM, inverse_rms
-from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
+from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM
+from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, require, traits, wait
 
 
 class TiledGemmConfig(NamedTuple):
@@ -39,6 +39,11 @@ class TiledGemmConfig(NamedTuple):
     shape: TileConfig
     """Shape as in tile_config.py. Its `depth` is the number of pipeline stages."""
     rows: int
+
+    @property
+    def splits(self) -> int:
+        """Programs along K."""
+        return self.shape.splits
 
 
 class ManyRows(NamedTuple):
@@ -224,6 +229,25 @@ def scaled_groups(w, line, g, row, G: tl.constexpr, GROUP: tl.constexpr, ASM: tl
 
 
 @triton.jit
+def load_words(codes, run, BLOCKS: tl.constexpr, WARPS: tl.constexpr):
+    """Load int16 of two bytes of a column block: [16 * BLOCKS * WARPS, 32], from offsets `run`."""
+    w = tl.load(codes + run)
+    w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
+    return tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (16 * BLOCKS * WARPS, 32))
+
+
+@triton.jit
+def scaled_block(w, scale_zeros, pointers, ASM: tl.constexpr):
+    """`scaled` with one zero and scale for each row of w, at `pointers`."""
+    scale_zero = tl.load(scale_zeros + pointers)
+    scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
+    zero = zero.to(tl.float16)[:, None]
+    scale = scale[:, None]
+    return scaled(w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), ASM)
+
+
+@triton.jit
 def landed(acc, ASM: tl.constexpr):
     """Return acc unchanged, but make Triton (3.6 to 3.9) wait for the multiplication.
 
@@ -257,8 +281,7 @@ def _tiled_kernel(
     BN: tl.constexpr = 16 * BLOCKS * WARPS
     # Row blocks of a program: contiguous, or gate and as many of up, half the weight further on.
     ASIDE: tl.constexpr = many.N // 32 if many.FUSED else WARPS
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     first_block = tl.program_id(1) * (WARPS if many.FUSED else BLOCKS * WARPS)
     split = tl.program_id(2)
     n = tl.arange(0, BN)
@@ -273,26 +296,17 @@ def _tiled_kernel(
     scale_zero_at = n // 16 % WARPS * LINE + n // (16 * WARPS) * (ASIDE * LINE) + n % 16
     row_at = tl.minimum(m, M - 1)[None, :] * many.K + k[:, None]
     acc = tl.zeros((BN, TILE), tl.float32)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     for g in tl.range(
         split * G // many.config.shape.splits,
         (split + 1) * G // many.config.shape.splits,
         1,
         num_stages=many.config.shape.depth,
     ):
-        w = tl.load(codes + (first_block * G + g) * 512 + run)
-        w = tl.reshape(w, (BLOCKS, 2, WARPS, 8, 4, 2, 2, 2))
-        w = tl.reshape(tl.permute(w, (0, 2, 6, 3, 1, 5, 4, 7)), (BN, 32))
+        w = load_words(codes + (first_block * G + g) * 512, run, BLOCKS, WARPS)
         if many.GROUP == 128:
-            scale_zero = tl.load(scale_zeros + (first_block * G + g) * 16 + scale_zero_at)
-            scale = (scale_zero & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
-            zero = (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True) + 1024.0
-            zero = zero.to(tl.float16)[:, None]
-            scale = scale[:, None]
-            a, b, c, d = scaled(
-                w, tl.broadcast_to(zero, w.shape), tl.broadcast_to(scale, w.shape), many.ASM
-            )
+            line = scale_zeros + (first_block * G + g) * 16
+            a, b, c, d = scaled_block(w, line, scale_zero_at, many.ASM)
         else:
             line = scale_zeros + first_block * LINE
             a, b, c, d = scaled_groups(w, line, g, scale_zero_at, G, many.GROUP, many.ASM)
@@ -328,15 +342,13 @@ def gemm(
     weight: W4,
     out: torch.Tensor,
     config: TiledGemmConfig,
-    *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
+    norm: RowNorm | None = None,
 ) -> None:
     """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
     m = rows.x.shape[0]
     n = weight.features_out
     require("out", out, (config.shape.splits, m, n), (torch.float32,), weight.codes.device)
-    _launch(rows, weight, out, config, squares, eps)
+    _launch(rows, weight, out, config, norm)
 
 
 def gemm_silu_mul(
@@ -344,9 +356,8 @@ def gemm_silu_mul(
     weight: W4,
     into: HalfRows,
     config: TiledGemmConfig,
+    norm: RowNorm | None = None,
     *,
-    squares: torch.Tensor | None = None,
-    eps: float = 0.0,
     gelu: bool = False,
 ) -> None:
     """Write act_and_mul of gate and up into `into` [M, N / 2].
@@ -359,18 +370,17 @@ def gemm_silu_mul(
     shape = config.shape
     if shape.blocks != 2 or shape.splits != 1 or n % (32 * shape.warps):
         raise ValueError(f"config: two blocks and one split of {n} features wanted, {shape} given")
-    if into.order != "slots":
-        raise ValueError(f"into: slot order wanted, {into.order} given")
     if into.x.data_ptr() == rows.x.data_ptr() != 0:
         raise ValueError("into: memory of its own wanted, other programs still read these rows")
+    if into.order != "slots":
+        raise ValueError(f"into: slot order wanted, {into.order} given")
     require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
     _launch(
         rows,
         weight,
         into.x,
         config,
-        squares,
-        eps,
+        norm,
         fused=True,
         gelu=gelu,
         into_group=into.group,
@@ -382,8 +392,7 @@ def _launch(
     weight: W4,
     out: torch.Tensor,
     config: TiledGemmConfig,
-    squares: torch.Tensor | None,
-    eps: float,
+    norm: RowNorm | None,
     *,
     fused: bool = False,
     gelu: bool = False,
@@ -394,29 +403,13 @@ def _launch(
     n = weight.features_out
     device = weight.codes.device
     shape = config.shape
-    if m < 1 or rows.order != "slots":
-        raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
-    if rows.group != weight.group:
-        raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
-    require("rows.x", rows.x, (m, k), (torch.float16,), device)
-    if squares is not None:
-        require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
+    check_slot_rows(rows, weight)
+    squares, eps = norm_arguments(norm, m, k, out)
     shape.check(n, k, wide=True)
     gpu = traits(device)
-    pdl = gpu.pdl
     grid = (triton.cdiv(m, config.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
-    many = ManyRows(
-        n, k, weight.group, config, squares is not None, fused, gelu, into_group, gpu.asm
-    )
+    many = ManyRows(n, k, weight.group, config, norm is not None, fused, gelu, into_group, gpu.asm)
     weights = (weight.codes.view(torch.int16), weight.scale_zeros)
-    _tiled_kernel[grid](
-        rows.x,
-        *weights,
-        out,
-        tensor_or(squares, out),
-        eps,
-        m,
-        many,
-        pdl,
-        **options(pdl, shape.warps, registers=shape.registers),
+    KernelLaunch(_tiled_kernel, grid, gpu, warps=shape.warps, registers=shape.registers).run(
+        rows.x, *weights, out, squares, eps, m, many
     )

@@ -4,6 +4,8 @@ Written so that after reshape and permute the layout of the load is the layout o
 operand; each inline instruction sequence has a twin in plain Triton for the interpreter (`ASM` False).
 Layout: pack.py.
 """
+# mypy: disable-error-code="assignment"
+# (Triton unrolls loops over tuples that grow; no type says that)
 
 from typing import NamedTuple
 
@@ -20,6 +22,8 @@ class Int4FewRows(NamedTuple):
     """Output features."""
     K: int
     """Input features."""
+    HALF: bool
+    """x is fp16; otherwise int8 in two bytes a value."""
     MP: int
     """Rows that the factors of x have room for."""
     GROUP: int
@@ -73,64 +77,65 @@ PLANES_ASM = tl.constexpr("""{
 
 
 @triton.jit
-def load_bytes(codes, block, WARPS: tl.constexpr):
-    """Load one row block, `WARPS` groups from byte offset `block`: int8 [16, 64] or [WARPS, 16, 64]."""
-    i = tl.arange(0, WARPS * 1024)
-    if WARPS == 1:
-        w = tl.load(codes + block + i, eviction_policy="evict_first")
-        w = tl.permute(tl.reshape(w, (2, 8, 4, 2, 2, 4)), (4, 1, 0, 3, 2, 5))
-        return tl.reshape(w, (16, 64))
-    else:
-        offsets = i % 512 + (i // 512) % WARPS * 1024 + i // (WARPS * 512) * 512
-        w = tl.load(codes + block + offsets, eviction_policy="evict_first")
-        w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 2, 4)), (1, 5, 2, 0, 4, 3, 6))
-        return tl.reshape(w, (WARPS, 16, 64))
+def load_tile(codes, block, WARPS: tl.constexpr, N: tl.constexpr):
+    """Load one row block, `WARPS` groups from element `block` on: [16, 16 * N] or [WARPS, 16, 16 * N].
 
-
-@triton.jit
-def load_pairs(codes, block, WARPS: tl.constexpr):
-    """Load int16 of two bytes each, like `load_bytes`: [16, 32] or [WARPS, 16, 32].
-
-    `codes` is an int16 pointer, `block` counts int16.
+    N: elements of a word, 4 of int8 or 2 of int16.
     """
-    i = tl.arange(0, WARPS * 512)
+    RUN: tl.constexpr = 128 * N
+    i = tl.arange(0, WARPS * 2 * RUN)
     if WARPS == 1:
         w = tl.load(codes + block + i, eviction_policy="evict_first")
-        w = tl.permute(tl.reshape(w, (2, 8, 4, 2, 2, 2)), (4, 1, 0, 3, 2, 5))
-        return tl.reshape(w, (16, 32))
+        w = tl.permute(tl.reshape(w, (2, 8, 4, 2, 2, N)), (4, 1, 0, 3, 2, 5))
+        return tl.reshape(w, (16, 16 * N))
     else:
-        offsets = i % 256 + (i // 256) % WARPS * 512 + i // (WARPS * 256) * 256
+        offsets = i % RUN + (i // RUN) % WARPS * (2 * RUN) + i // (WARPS * RUN) * RUN
         w = tl.load(codes + block + offsets, eviction_policy="evict_first")
-        w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 2, 2)), (1, 5, 2, 0, 4, 3, 6))
-        return tl.reshape(w, (WARPS, 16, 32))
+        w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 2, N)), (1, 5, 2, 0, 4, 3, 6))
+        return tl.reshape(w, (WARPS, 16, 16 * N))
 
 
 @triton.jit
-def load_half_bytes(codes, block, WARPS: tl.constexpr):
-    """Load half a row block, `WARPS` groups from byte offset `block`: int8 [16, 32] or [WARPS, 16, 32]."""
-    i = tl.arange(0, WARPS * 512)
+def load_half_tile(codes, block, WARPS: tl.constexpr, N: tl.constexpr):
+    """Load half a row block like `load_tile`: [16, 8 * N] or [WARPS, 16, 8 * N]."""
+    RUN: tl.constexpr = 128 * N
+    i = tl.arange(0, WARPS * RUN)
     if WARPS == 1:
         w = tl.load(codes + block + i, eviction_policy="evict_first")
-        w = tl.permute(tl.reshape(w, (8, 4, 2, 2, 4)), (3, 0, 2, 1, 4))
-        return tl.reshape(w, (16, 32))
+        w = tl.permute(tl.reshape(w, (8, 4, 2, 2, N)), (3, 0, 2, 1, 4))
+        return tl.reshape(w, (16, 8 * N))
     else:
-        w = tl.load(codes + block + i % 512 + i // 512 * 1024, eviction_policy="evict_first")
-        w = tl.permute(tl.reshape(w, (WARPS, 8, 4, 2, 2, 4)), (0, 4, 1, 3, 2, 5))
-        return tl.reshape(w, (WARPS, 16, 32))
+        pointers = codes + block + i % RUN + i // RUN * (2 * RUN)
+        w = tl.load(pointers, eviction_policy="evict_first")
+        w = tl.permute(tl.reshape(w, (WARPS, 8, 4, 2, 2, N)), (0, 4, 1, 3, 2, 5))
+        return tl.reshape(w, (WARPS, 16, 8 * N))
 
 
 @triton.jit
-def load_half_pairs(codes, block, WARPS: tl.constexpr):
-    """Load int16 of two bytes each, like `load_half_bytes`: [16, 16] or [WARPS, 16, 16]."""
-    i = tl.arange(0, WARPS * 256)
+def load_columns(x, rows, WARPS: tl.constexpr, N: tl.constexpr, HALF: tl.constexpr):
+    """Load an operand of eight rows at offsets `rows` [8].
+
+    It is as wide as `load_tile`, or with HALF as `load_half_tile`: [16 * N, 8] or [WARPS, 16 * N, 8].
+    """
+    WIDTH: tl.constexpr = 8 * N if HALF else 16 * N
+    k = tl.arange(0, WIDTH)
+    if HALF:
+        k = k // (2 * N) * (4 * N) + k % (2 * N)
     if WARPS == 1:
-        w = tl.load(codes + block + i, eviction_policy="evict_first")
-        w = tl.permute(tl.reshape(w, (8, 4, 2, 2, 2)), (3, 0, 2, 1, 4))
-        return tl.reshape(w, (16, 16))
+        tile = tl.load(x + rows[:, None] + k[None, :])
+        if HALF:
+            tile = tl.permute(tl.reshape(tile, (8, 4, 2, N)), (2, 1, 3, 0))
+        else:
+            tile = tl.permute(tl.reshape(tile, (8, 4, 2, 2, N)), (2, 3, 1, 4, 0))
+        return tl.reshape(tile, (WIDTH, 8))
     else:
-        w = tl.load(codes + block + i % 256 + i // 256 * 512, eviction_policy="evict_first")
-        w = tl.permute(tl.reshape(w, (WARPS, 8, 4, 2, 2, 2)), (0, 4, 1, 3, 2, 5))
-        return tl.reshape(w, (WARPS, 16, 16))
+        warp = tl.arange(0, WARPS)
+        tile = tl.load(x + rows[:, None, None] + warp[None, :, None] * 128 + k[None, None, :])
+        if HALF:
+            tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, N)), (1, 3, 2, 4, 0))
+        else:
+            tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, N)), (1, 3, 4, 2, 5, 0))
+        return tl.reshape(tile, (WARPS, WIDTH, 8))
 
 
 @triton.jit
@@ -176,6 +181,36 @@ def load_sides(
         second = tl.load(line + offsets * (8 * S) + 16 + n)
     zeros = tl.load(line + G * 8 * S + offsets * S // 8 * 16 + n) >> (offsets * S % 8 * 4)
     return first, second, zeros
+
+
+@triton.jit
+def load_block(
+    codes,
+    scale_zeros,
+    block,
+    column,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIDES: tl.constexpr,
+    WARPS: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Load a row block of `WARPS` column blocks: tiles of codes, and words of scales and zeros.
+
+    Groups of 32 have two tiles. SIDES: the words are the three of `load_sides`.
+    """
+    offset = block * G + column
+    if GROUP == 32:
+        ws = (
+            load_half_tile(codes, offset * (256 * N), WARPS, N),
+            load_half_tile(codes, offset * (256 * N) + 128 * N, WARPS, N),
+        )
+    else:
+        ws = (load_tile(codes, offset * (256 * N), WARPS, N),)
+    if SIDES:
+        return ws, load_sides(scale_zeros, block, column, G, GROUP, WARPS)
+    else:
+        return ws, (load_scale_zeros(scale_zeros, offset * 16, WARPS),)
 
 
 @triton.jit
@@ -237,12 +272,3 @@ def halves(w, ASM: tl.constexpr):
         c = ((((w >> 4) & 15) ^ 8) + 64).to(tl.float16)
         d = ((((w >> 12) & 15) ^ 8) + 64).to(tl.float16)
     return a, b, c, d
-
-
-@triton.jit
-def inverse_rms(squares, m, valid, eps, G: tl.constexpr):
-    """Compute 1 / rms of the rows `m` from G partial sums of squares each, [M, G]. Result is fp32 like `m`."""
-    j = tl.arange(0, triton.next_power_of_2(G))
-    inside = valid[:, None] & (j < G)[None, :]
-    parts = tl.load(squares + m[:, None] * G + j[None, :], mask=inside, other=0.0)
-    return tl.rsqrt(tl.sum(parts, 1) / (G * 128) + eps)

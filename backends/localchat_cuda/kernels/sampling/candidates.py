@@ -2,8 +2,8 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from localchat_cuda.kernels.launch import release, wait
 from localchat_cuda.kernels.sampling.state import (
     BLOCK_ROWS,
     DEEPEST,
@@ -90,6 +90,14 @@ def changed(
     return x
 
 
+@triton.jit
+def store_block(blocks, x, p, b, B, FIRST: tl.constexpr):
+    """Store maximum and mass of x, block b of draw p, in rows FIRST and FIRST + 1."""
+    top = tl.max(x, 0)
+    tl.store(blocks + (p * BLOCK_ROWS + FIRST) * B + b, top)
+    tl.store(blocks + (p * BLOCK_ROWS + FIRST + 1) * B + b, exp_mass(x, top))
+
+
 @triton.jit(do_not_specialize=["V", "words", "width"])
 def process_kernel(
     logits,
@@ -106,9 +114,8 @@ def process_kernel(
     TALLIED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     p = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1)
     last = tl.num_programs(1)
@@ -119,16 +126,11 @@ def process_kernel(
         logits + tl.load(draws.rows + p).to(tl.int64) * V + i, mask=inside, other=float("-inf")
     )
     x = x.to(tl.float32)
-    raw = clean(x)
-    top = tl.max(raw, 0)
-    tl.store(scratch.blocks + p * BLOCK_ROWS * last + b, top)
-    tl.store(scratch.blocks + (p * BLOCK_ROWS + 1) * last + b, exp_mass(raw, top))
+    store_block(scratch.blocks, clean(x), p, b, last, 0)
     x = changed(x, i, p, slot, settings, masking, counts, V, words, width, MASKED, TALLIED)
     x = clean(x)
     x = tl.where(x == 0.0, 0.0, x)
-    top = tl.max(x, 0)
-    tl.store(scratch.blocks + (p * BLOCK_ROWS + 2) * last + b, top)
-    tl.store(scratch.blocks + (p * BLOCK_ROWS + 3) * last + b, exp_mass(x, top))
+    store_block(scratch.blocks, x, p, b, last, 2)
     tl.store(scratch.z + p * V + i, x, mask=inside)
     if b == 0:
         tl.store(scratch.counts + p, 0)
@@ -193,9 +195,8 @@ def depths():
 def measure_kernel(
     scratch, draws, settings, V, B, B_POW2: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     p = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1)
     slot = tl.load(draws.slots + p).to(tl.int64)
@@ -238,9 +239,8 @@ def collect_kernel(
     C: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     p = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1)
     slot = tl.load(slots + p).to(tl.int64)

@@ -13,23 +13,20 @@ destinations.
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, require, traits
+from localchat_cuda.kernels.launch import KernelLaunch, release, require, traits, wait
 
 _BLOCK = 128
 
 
 @triton.jit(do_not_specialize=["P", "W"])
 def _publish_kernel(results, targets, table, address, P, W, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < P
     target = tl.load(targets + i, mask=inside, other=0)
     host = tl.load(address).to(tl.pointer_type(tl.int32))
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     token = tl.load(results + i, mask=inside, other=0)
     tl.store(table + target, tl.maximum(token, 0), mask=inside)
     tl.store(host + i, token, mask=inside)
@@ -49,15 +46,6 @@ def publish(
     require("targets", targets, (count,), (torch.int64,), device)
     require("table", table, (None,), (torch.int32,), device)
     require("address", address, (1,), (torch.int64,), device)
-    pdl = traits(device).pdl
-    _publish_kernel[(triton.cdiv(count, _BLOCK),)](
-        results,
-        targets,
-        table,
-        address,
-        count,
-        results.shape[1],
-        BLOCK=_BLOCK,
-        PDL=pdl,
-        **options(pdl, 1),
+    KernelLaunch(_publish_kernel, (triton.cdiv(count, _BLOCK),), traits(device), warps=1).run(
+        *(results, targets, table, address, count, results.shape[1]), BLOCK=_BLOCK
     )

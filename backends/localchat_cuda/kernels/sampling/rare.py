@@ -15,11 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.launch import options, power_of_two, require
-from localchat_cuda.kernels.sampling.candidates import clean, exp_mass, row_best
+from localchat_cuda.kernels.launch import power_of_two, require
+from localchat_cuda.kernels.sampling.candidates import clean, row_best, store_block
 from localchat_cuda.kernels.sampling.state import (
     BLOCK,
-    BLOCK_ROWS,
     Draws,
     PenaltyTokens,
     SamplingTensors,
@@ -120,9 +119,7 @@ def adjust_kernel(scratch, rare, slots, settings, V, BLOCK: tl.constexpr, DRY: t
         penalty = setting(settings, slot, _MULTIPLIER).to(tl.float64) * growth
         x = clean(tl.where(repeat > 0, x - penalty.to(tl.float32), x))
         x = tl.where(x == 0.0, 0.0, x)
-        top = tl.max(x, 0)
-        tl.store(scratch.blocks + (p * BLOCK_ROWS + 2) * last + b, top)
-        tl.store(scratch.blocks + (p * BLOCK_ROWS + 3) * last + b, exp_mass(x, top))
+        store_block(scratch.blocks, x, p, b, last, 2)
         tl.store(scratch.z + p * V + i, x, mask=i < V)
     finite = x > float("-inf")
     wide = tl.where(finite, x, 0.0).to(tl.float64)
@@ -151,10 +148,8 @@ def cut_kernel(scratch, rare, slots, settings, V, B, B_POW2: tl.constexpr, BLOCK
         i = b * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(scratch.z + p * V + i, mask=i < V, other=float("-inf"))
         x = tl.where(x >= floor, x, float("-inf"))
-        top = tl.max(x, 0)
         tl.store(scratch.z + p * V + i, x, mask=i < V)
-        tl.store(scratch.blocks + (p * BLOCK_ROWS + 2) * B + b, top)
-        tl.store(scratch.blocks + (p * BLOCK_ROWS + 3) * B + b, exp_mass(x, top))
+        store_block(scratch.blocks, x, p, b, B, 2)
 
 
 def adjust(
@@ -178,13 +173,13 @@ def adjust(
         repeats_kernel[(count, triton.cdiv(context, BLOCK))](
             *(known.tokens, known.texts, rare, draws.slots, draws.positions, settings),
             *(context, vocabulary, words, BLOCK),
-            **options(False, 4),
+            num_warps=4,
         )
     adjust_kernel[(count, blocks)](
         *(scratch, rare, draws.slots, settings, vocabulary, BLOCK, known is not None),
-        **options(False, 4),
+        num_warps=4,
     )
     cut_kernel[(count, blocks)](
         *(scratch, rare, draws.slots, settings, vocabulary, blocks, power_of_two(blocks), BLOCK),
-        **options(False, 4),
+        num_warps=4,
     )

@@ -38,17 +38,17 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.backend_api.step import SamplingParams
 from localchat_cuda.kernels.launch import (
-    options,
+    KernelLaunch,
     power_of_two,
+    release,
     require,
-    set_carveout,
     tensor_or,
     traits,
+    wait,
 )
 from localchat_cuda.kernels.sampling.candidates import changed, clean, gumbel, noise
 from localchat_cuda.kernels.sampling.state import (
@@ -158,15 +158,13 @@ def _bound_kernel(
     TALLIED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
+    release(PDL)
     p = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1)
     i = b * BLOCK + tl.arange(0, BLOCK)
     inside = i < V
     bound = tl.load(bounds + i, mask=inside, other=0.0)
-    if PDL:
-        gdc_wait()
+    wait(PDL)
     slot = tl.load(draws.slots + p).to(tl.int64)
     row = tl.load(draws.rows + p).to(tl.int64)
     k = tl.arange(0, triton.next_power_of_2(K))
@@ -218,9 +216,8 @@ def _kth(x, k):
 
 @triton.jit(do_not_specialize=["S"])
 def _floor_kernel(slots, settings, scratch, S, S_POW2: tl.constexpr, PDL: tl.constexpr):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     p = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + p).to(tl.int64)
     inverse = setting(settings, slot, INVERSE_TEMPERATURE)
@@ -272,9 +269,8 @@ def _rescore_kernel(
     UNROLL: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     i = tl.arange(0, TOKENS)
     token = i // 8 * (8 * tl.num_programs(0)) + tl.program_id(0) * 8 + i % 8
     inside = token < N
@@ -359,12 +355,15 @@ def rescore(
     groups = blocks * (BLOCK // GROUP)
     require("scratch.peaks", scratch.peaks, (count, _FIELDS, groups), (torch.float32,), device)
     require("scratch.floors", scratch.floors, (count, _FIELDS), (torch.float32,), device)
-    pdl = traits(device).pdl
+    gpu = traits(device)
     draws = Draws(rows, slots, positions)
     masking = Masking(tensor_or(masks, rows), tensor_or(mask_rows, rows))
     counts = rows if known is None else known.counts
     words = 0 if masks is None else masks.shape[1]
-    kernel = _bound_kernel[(count, blocks)](
+    grid = (count, blocks)
+    KernelLaunch(
+        _bound_kernel, grid, gpu._replace(pdl=gpu.pdl and known is None), warps=4, rows=1
+    ).run(
         *(logits, rescoring.states, rescoring.bounds, draws, settings, masking, counts, upper),
         *(scratch.peaks, n, words, settings.bias_ids.shape[1]),
         K=hidden,
@@ -372,26 +371,13 @@ def rescore(
         GROUP=GROUP,
         MASKED=masks is not None,
         TALLIED=known is not None,
-        PDL=pdl and known is None,
-        **options(pdl and known is None, 4),
     )
-    set_carveout(kernel)
-    kernel = _floor_kernel[(count,)](
-        slots, settings, scratch, groups, power_of_two(groups), pdl, **options(pdl, 8)
+    KernelLaunch(_floor_kernel, (count,), gpu, warps=8, rows=1).run(
+        slots, settings, scratch, groups, power_of_two(groups)
     )
-    set_carveout(kernel)
-    kernel = _rescore_kernel[(triton.cdiv(n, _TOKENS),)](
-        *(
-            logits,
-            rescoring.states,
-            rescoring.head,
-            draws,
-            settings,
-            upper,
-            scratch.floors,
-            count,
-            m,
-        ),
+    KernelLaunch(_rescore_kernel, (triton.cdiv(n, _TOKENS),), gpu, warps=4, rows=1).run(
+        *(logits, rescoring.states, rescoring.head, draws, settings, upper, scratch.floors),
+        *(count, m),
         N=n,
         K=hidden,
         MP=power_of_two(m),
@@ -400,7 +386,4 @@ def rescore(
         BN=4,
         BK=min(512, power_of_two(hidden)),
         UNROLL=_UNROLL,
-        PDL=pdl,
-        **options(pdl, 4),
     )
-    set_carveout(kernel)

@@ -28,9 +28,16 @@ FlashInfer.
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localchat_cuda.kernels.launch import options, power_of_two, require, tensor_or, traits
+from localchat_cuda.kernels.launch import (
+    KernelLaunch,
+    power_of_two,
+    release,
+    require,
+    tensor_or,
+    traits,
+    wait,
+)
 from localchat_cuda.kernels.sampling.candidates import (
     chance,
     clean,
@@ -386,9 +393,8 @@ def _draw_kernel(
     RARE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    release(PDL)
+    wait(PDL)
     p = tl.program_id(0).to(tl.int64)
     slot = tl.load(draws.slots + p).to(tl.int64)
     raw_best, raw_mass, _ = row_best(scratch.blocks, p, 0, B, B_POW2)
@@ -480,7 +486,6 @@ def draw(
     if (masks is None) != (mask_rows is None):
         raise ValueError("masks, mask_rows: both or neither wanted")
     gpu = traits(device)
-    pdl = gpu.pdl
     blocks = -(-vocabulary // BLOCK)
     if known is not None:
         context = known.tokens.shape[1]
@@ -507,32 +512,29 @@ def draw(
             mask_rows=mask_rows,
         )
     # Behind a kernel that releases its dependents.
-    chained = pdl and (known is None or rescoring is not None)
+    chained = gpu.pdl and (known is None or rescoring is not None)
     draws = Draws(rows, slots, positions)
     masking = Masking(tensor_or(masks, rows), tensor_or(mask_rows, rows))
     counts = rows if known is None else known.counts
     words = 0 if masks is None else masks.shape[1]
     changes = (masks is not None, known is not None)
     room = power_of_two(blocks)
-    process_kernel[(count, blocks)](
+    KernelLaunch(process_kernel, (count, blocks), gpu._replace(pdl=chained), warps=4).run(
         *(logits, draws, settings, masking, counts, scratch, vocabulary, words),
-        *(settings.bias_ids.shape[1], BLOCK, *changes, chained),
-        **options(chained, 4),
+        *(settings.bias_ids.shape[1], BLOCK, *changes),
     )
     if rare is not None:
         if rescoring is not None:
             raise ValueError("rare samplers need all logits, which rescoring leaves approximate")
         adjust(draws, settings, scratch, rare, known)
-        pdl = False
-    measure_kernel[(count, blocks)](
-        *(scratch, draws, settings, vocabulary, blocks, room, BLOCK, pdl), **options(pdl, 4)
+        gpu = gpu._replace(pdl=False)
+    grid = (count, blocks)
+    sizes = (vocabulary, blocks, room, BLOCK)
+    KernelLaunch(measure_kernel, grid, gpu, warps=4).run(scratch, draws, settings, *sizes)
+    KernelLaunch(collect_kernel, grid, gpu, warps=4).run(
+        scratch, slots, settings, *sizes, CANDIDATES
     )
-    collect_kernel[(count, blocks)](
-        *(scratch, slots, settings, vocabulary, blocks, room, BLOCK, CANDIDATES, pdl),
-        **options(pdl, 4),
-    )
-    _draw_kernel[(count,)](
-        *(logits, draws, settings, scratch, tokens, logprobs, normalizers, vocabulary, blocks),
-        *(room, BLOCK, CANDIDATES, _CHUNK, rare is not None, pdl),
-        **options(pdl, 8),
+    KernelLaunch(_draw_kernel, (count,), gpu, warps=8).run(
+        *(logits, draws, settings, scratch, tokens, logprobs, normalizers, *sizes, CANDIDATES),
+        *(_CHUNK, rare is not None),
     )
