@@ -159,8 +159,8 @@ def _served(asked: argparse.Namespace) -> Iterator[str]:
     if is_running(asked.model):
         yield asked.model
         return
-    with server_process(ServerCommand(asked.model, {}, asked.parallel), os.environ) as url:
-        yield url
+    with server_process(ServerCommand(asked.model, {}, asked.parallel), os.environ) as server:
+        yield server.url
 
 
 async def _point(url: str, clients: int, asked: argparse.Namespace) -> dict[str, Any]:

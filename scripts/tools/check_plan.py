@@ -253,8 +253,8 @@ def _open(variant: BenchVariant) -> "Iterator[tuple[BenchEndpoint, MemoryRoof | 
         yield BenchEndpoint(variant.model), None
         return
     command = ServerCommand(variant.model, variant.settings, variant.parallel)
-    with server_process(command, os.environ) as url:
-        yield BenchEndpoint(url, own=True), None
+    with server_process(command, os.environ) as server:
+        yield BenchEndpoint(server.url, own=True), None
 
 
 def _standing(endpoint: BenchEndpoint) -> Any:  # noqa: ANN401 - the type of OpenServer

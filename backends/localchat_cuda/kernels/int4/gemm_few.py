@@ -36,6 +36,8 @@ def _load(
     codes, scale_zeros, block, chunk, G: tl.constexpr, few: tl.constexpr, DEPTH: tl.constexpr
 ):
     """Return tiles of codes, and their scales and zeros, of DEPTH chunks."""
+    # Triton 3.6 takes no field of a tuple as the bound of `static_range`.
+    BLOCKS: tl.constexpr = few.tile.blocks
     WARPS: tl.constexpr = few.tile.warps
     SIDES: tl.constexpr = few.GROUP != 128
     # Elements of a word: codes are read as int16 or as bytes.
@@ -43,7 +45,7 @@ def _load(
     ws = ()
     ss = ()
     for d in tl.static_range(DEPTH):
-        for r in tl.static_range(few.tile.blocks):
+        for r in tl.static_range(BLOCKS):
             column = (chunk + d) * WARPS
             w, s = load_block(codes, scale_zeros, block + r, column, G, few.GROUP, SIDES, WARPS, N)
             ws = ws + w
