@@ -51,6 +51,8 @@ def test_a_page_comes_back_bit_for_bit(folder: Path, kind: str) -> None:
         StepPlan(1, memory=(SaveBlock(0, 2), SaveBlock(1, 2), LoadBlock(2, 3), LoadBlock(2, 0)))
     )
     runner.collect()
+    # No step reads the pages, so none has waited for the copies.
+    runner.finish_block_copies()
     for block in (3, 0):
         assert torch.equal(pool[:, block], before[0])
         for exponents, held in zip(pages.exponents, before[1], strict=True):
@@ -60,6 +62,7 @@ def test_a_page_comes_back_bit_for_bit(folder: Path, kind: str) -> None:
     runner.host_block(1)[:] = content  # type: ignore[index]
     runner.launch(StepPlan(2, memory=(LoadBlock(1, 2),)))
     runner.collect()
+    runner.finish_block_copies()
     assert torch.equal(pool[:, 2], before[0])
     runner.close()
 
