@@ -75,6 +75,7 @@ def test_what_changed_since_the_training_is_corrected(
         ("How do I use a LoRA adapter?", "--lora PATH"),
         ("How do I quantize a model?", "localchat quantize MODEL"),
         ("How do I use several GPUs?", "--gpus auto"),
+        ("how do I make localchat use two GPUs?", "--gpus 2"),
         ("How do I fail a script when quality drops?", "--gate"),
         ("Which quantization should I take?", "localchat fit MODEL"),
     ],

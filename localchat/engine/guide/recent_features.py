@@ -73,6 +73,15 @@ RECENT_FEATURES: Final = (
         "permanent.",
     ),
     RecentFeature(
+        (
+            r"(?i)\b(?:two|2|three|four|both|several|multiple|second)\b.*"
+            r"\b(?:gpus?|graphics cards?|video cards?)\b",
+        ),
+        "llama.cpp spreads the layers of a GGUF over all GPUs it sees, and `localchat fit MODEL` plans for "
+        "them. With the CUDA backend, `--gpus 2` or `--gpus auto` computes a safetensors model (bf16, AWQ, "
+        "FP8) on several GPUs together.",
+    ),
+    RecentFeature(
         (r"\bDRY\b", r"(?i)\bdry.(?:multiplier|sampl|penalt|base|allowed)"),
         "DRY penalizes tokens that would continue a repeated sequence: `--dry-multiplier 0.8` turns it on, 0 "
         "is off. `/set` in a conversation lists its other numbers.",
