@@ -195,7 +195,7 @@ def test_stop_unloads_one_model_or_ends_the_server(served: Served, call: Call) -
     assert call(HERE, "stop", "tiny").code == 3
     assert not served.stopped.is_set()
     assert "stopped the server" in call(HERE, "stop").err
-    assert served.stopped.is_set()
+    assert served.stopped.wait(10)
     assert "no server is running" in call(HERE, "ps").err
 
 

@@ -15,6 +15,7 @@ from localchat.core import engine_core
 from localchat.core.kv_cache.block_disk_tier import BlockDiskTier, _HostBlocks
 from localchat.engine.events import Prefill
 from localchat.kv_store.entry import Entry, make_entry
+from localchat.kv_store.eviction import StoredFile
 from localchat.kv_store.store import KVStore
 from localchat.kv_store.tree import Match
 from tests.support.engine_core_bench import Bench, capabilities, check_received, peaked, request
@@ -169,10 +170,21 @@ def test_another_salt_model_or_layout_reads_nothing(tmp_path: Path, other: dict[
     assert bench.received[id_].done.usage.cached_tokens == 0
 
 
+def blocks_in_order(folder: Path) -> list[StoredFile]:
+    """Stored blocks of one text, from its beginning."""
+    files = list(store_in(folder).files())
+    by_parent = {file.parent: file for file in files}
+    (start,) = by_parent.keys() - {file.key for file in files}
+    ordered = [by_parent[start]]
+    while ordered[-1].key in by_parent:
+        ordered.append(by_parent[ordered[-1].key])
+    return ordered
+
+
 @pytest.mark.parametrize("harm", ["a bit", "torn", "gone", "another's"])
 def test_a_damaged_block_is_computed_again_and_the_events_say_so(tmp_path: Path, harm: str) -> None:
     tokens = kept(tmp_path)
-    files = sorted(store_in(tmp_path).files(), key=lambda file: file.used_s)
+    files = blocks_in_order(tmp_path)
     path = files[10].path
     content = bytearray(path.read_bytes())
     match harm:

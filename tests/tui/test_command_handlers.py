@@ -53,7 +53,7 @@ def dialog(pilot: Pilot[int]) -> ListDialog[Any]:
 
 def test_the_table_is_complete_and_finds_the_nearest() -> None:
     assert " ".join(each.name for each in COMMANDS) == (
-        "model new clear system set think tries tools regen edit undo compact everything copy export search "
+        "model new clear system set think tools regen edit undo compact everything copy export search "
         "history stats fit pull help quit"
     )
     assert parse("/SET temperature  0.2 ") == (COMMANDS[4], "temperature  0.2")
