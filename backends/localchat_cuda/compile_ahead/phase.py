@@ -11,7 +11,7 @@ class Phase(IntEnum):
     """Steps whose kernels are compiled together, in this order."""
 
     ONE_ROW = 0
-    """One sequence without drafts: a prompt, and its answer."""
+    """A single sequence without drafts."""
     FEW_ROWS = 1
     """Up to `FEW_ROWS` sequences, and drafts."""
     ALL = 2
@@ -31,7 +31,7 @@ def phase_line(phase: Phase, *, ok: bool) -> str:
     return f"{phase.name}\n" if ok else f"{phase.name} failed\n"
 
 
-class Compiling(Protocol):
+class KernelCompilation(Protocol):
     """Kernels that other processes compile; see workers.CompileAhead."""
 
     def finished(self) -> bool:

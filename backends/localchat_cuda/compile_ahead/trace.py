@@ -79,6 +79,10 @@ _MIXED_TOKENS = 640, 2048
 The first is for packed int4 weights, the second for unpacked ones."""
 
 
+_NICENESS = 10
+"""Niceness of a process once the load no longer waits for it."""
+
+
 class CompileJob(NamedTuple):
     """Model and GPU to compile kernels for."""
 
@@ -153,10 +157,6 @@ def meta_runner(job: CompileJob) -> CudaRunner:
     collective = Alone(config.ranks) if config.ranks > 1 else None
     model = DeviceModel(config, weights, pages, kernels=True, collective=collective)
     return CudaRunner(model, capabilities, graphs=False)
-
-
-_NICENESS = 10
-"""Lower priority of a process once the load no longer waits for it."""
 
 
 class CompileShape(NamedTuple):
@@ -337,10 +337,10 @@ def only_compile(gpu: launch.Traits, claims: Claims) -> None:
             values = map(_specialization, (*arguments, *options.values()))
             key = (id(kernel), *options, *values)
             if key not in compiled:
-                made = run(kernel, *arguments, grid=grid, warmup=True, **options)
-                if made is not None:
-                    _build_launcher(made)
-                compiled[key] = made
+                compiled_kernel = run(kernel, *arguments, grid=grid, warmup=True, **options)
+                if compiled_kernel is not None:
+                    _build_launcher(compiled_kernel)
+                compiled[key] = compiled_kernel
             return compiled[key]
 
         return launched

@@ -2,8 +2,8 @@
 
 This module starts processes of trace.py while the weights are read. They need no GPU, but memory and a core
 each. A load waits for their first phase; the others go on while the model answers, and a step waits for its own
-phase. Files in Triton's cache record the phases that were compiled. A later load starts no processes, or starts
-them late for what is missing, because a program that soon ends would have started them in vain.
+phase. Files in Triton's cache record the phases that were compiled. If only later phases are missing, a load
+starts the processes late, because a program that soon ends would start them in vain.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from localchat_cuda.kernels import launch
 _COMMAND = (sys.executable, "-m", "localchat_cuda.compile_ahead.trace")
 _TIMEOUT_S = 900
 _LATE_S = 15.0
-"""Time after a load at which processes start if only later phases are missing."""
+"""Time from the start of a load to that of the processes, if only later phases are missing."""
 _MAX_PROCESSES = 24
 """Limit of processes.
 
@@ -65,8 +65,8 @@ class CompileAhead:
         self._needed = threading.Event()
         """Set once the processes should run, or will never be needed."""
         self._lock = threading.Lock()
-        self._tried = False
-        """The processes were started, as far as they could be."""
+        self._start_attempted = False
+        """`_start` was called, whether or not processes could be started."""
         self._stopped = False
         self._notify = notify
         if device.type != "cuda" or launch.interpreted():
@@ -93,9 +93,9 @@ class CompileAhead:
     def _start(self) -> None:
         """Start the processes, unless they were stopped. Without any, kernels compile on first use."""
         with self._lock:
-            if self._stopped or self._tried:
+            if self._stopped or self._start_attempted:
                 return
-            self._tried = True
+            self._start_attempted = True
             self._claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
             text = pickle.dumps(self._job._replace(claims=self._claims.name))
             try:
@@ -124,10 +124,10 @@ class CompileAhead:
         """Wait for the processes, phase by phase, and record what all of them have compiled."""
         outputs = [process.stdout for process in self._processes if process.stdout is not None]
         for phase in Phase:
-            wanted = phase_line(phase, ok=True).encode()
+            success = phase_line(phase, ok=True).encode()
             # Empty if the process has ended.
             lines = [output.readline() for output in outputs]
-            if all(line == wanted for line in lines):
+            if all(line == success for line in lines):
                 with contextlib.suppress(OSError):
                     self._record(phase).parent.mkdir(parents=True, exist_ok=True)
                     self._record(phase).touch()
@@ -149,21 +149,21 @@ class CompileAhead:
             self.stop()
 
     def finished(self) -> bool:
-        """See phase.Compiling."""
+        """See phase.KernelCompilation."""
         return self._ended[Phase.ALL].is_set()
 
     def wait(self, phase: Phase = Phase.ALL) -> None:
-        """See phase.Compiling. Kernels that failed are compiled on first use."""
+        """See phase.KernelCompilation. Kernels that failed are compiled on first use."""
         if not self._ended[phase].is_set():
             self._needed.set()
             self._ended[phase].wait(_TIMEOUT_S)
 
     def idle(self, seconds: float) -> None:
-        """See phase.Compiling."""
+        """See phase.KernelCompilation."""
         self._ended[Phase.ALL].wait(seconds)
 
     def stop(self) -> None:
-        """See phase.Compiling."""
+        """See phase.KernelCompilation."""
         with self._lock:
             self._stopped = True
             for process in self._processes:

@@ -35,7 +35,7 @@ from localchat.backend_api.interface import (
 )
 from localchat.backend_api.prepared_steps import DecodeRow
 from localchat.errors import DeviceFault
-from localchat_cuda.compile_ahead.phase import Compiling, Phase
+from localchat_cuda.compile_ahead.phase import KernelCompilation, Phase
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 from localchat_cuda.kernels.attention.prefill import best_tile_config
 from localchat_cuda.kernels.launch import interpreted, traits
@@ -143,8 +143,8 @@ class CudaRunner:
             DEPTH + 1,
         )
         self._pending: deque[PendingStep] = deque()
-        self.compiling: Compiling | None = None
-        """Kernels that are still compiled; None: all are."""
+        self.compiling: KernelCompilation | None = None
+        """Compilation that may still run in other processes; None: all kernels are compiled."""
         self._drafter: AttachedDrafter | None = None
         self.sleeps = True
         """The thread that waits for a step sleeps if other steps were queued before it."""

@@ -92,7 +92,7 @@ def changed(
 
 @triton.jit
 def store_block(blocks, x, p, b, B, FIRST: tl.constexpr):
-    """Store maximum and mass of x, block b of draw p, in rows FIRST and FIRST + 1."""
+    """Store the maximum and the mass of a block in rows FIRST and FIRST + 1."""
     top = tl.max(x, 0)
     tl.store(blocks + (p * BLOCK_ROWS + FIRST) * B + b, top)
     tl.store(blocks + (p * BLOCK_ROWS + FIRST + 1) * B + b, exp_mass(x, top))
