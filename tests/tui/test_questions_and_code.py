@@ -8,6 +8,7 @@ from textual.pilot import Pilot
 from localchat.tui.app import ChatApp
 from localchat.tui.screens.help import HelpScreen
 from localchat.tui.screens.palette import fixed_entries
+from localchat.tui.transcript import widget
 from tests.support.tui_stage import Stage, app_of, play, say, told, until
 
 LONG = "\n\n".join(f"Line {n} of an answer." for n in range(40))
@@ -123,11 +124,26 @@ def test_a_click_on_the_corner_copies_the_block(
         await until(pilot, lambda: copied == [code])
         assert f"Copied {name}" in str(app.chat.query_one("#banner").render())
         assert app.chat.transcript.render_line(row).text.count("copied") == 1
+
+    play(Stage(tmp_path, script=lambda request: told(CODE)), what, width, 30)
+
+
+def test_the_corner_says_copied_only_briefly(
+    tmp_path: Path, copied: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "code")
+        row = row_of(app, "python · 1")
+        column = app.chat.transcript.render_line(row).text.index("copy")
+        await pilot.click(app.chat.transcript, offset=(column + 1, row))
+        await until(pilot, lambda: copied == ["x = 1\n"])
         await until(
             pilot, lambda: app.chat.transcript.render_line(row).text.rstrip().endswith("  copy")
         )
 
-    play(Stage(tmp_path, script=lambda request: told(CODE)), what, width, 30)
+    monkeypatch.setattr(widget, "_COPIED_S", 0.01)
+    play(Stage(tmp_path, script=lambda request: told(CODE)), what)
 
 
 def test_a_click_beside_the_corner_copies_nothing(tmp_path: Path, copied: list[str]) -> None:

@@ -64,9 +64,10 @@ def _ended_during_answer() -> bool:
     """
     with suppress(OSError, ValueError, AttributeError):  # stdin is closed or not a terminal
         number = sys.stdin.fileno()
-        count = fcntl.ioctl(number, termios.FIONREAD, bytes(4))
-        if not any(count) and select.select([number], [], [], 0)[0]:
-            return not os.read(number, 1)
+        # In this order: a key that comes between the two calls must not be taken for the end of file.
+        if select.select([number], [], [], 0)[0]:
+            count = fcntl.ioctl(number, termios.FIONREAD, bytes(4))
+            return not any(count) and not os.read(number, 1)
     return False
 
 
