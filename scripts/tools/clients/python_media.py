@@ -1,4 +1,4 @@
-"""Sends a picture through the libraries for Python that are installed: openai (chat, Responses), anthropic, ollama.
+"""Sends a picture through each installed library for Python: openai (chat, Responses), anthropic, ollama.
 
 The same picture and question must give the same text over every protocol.
 """
