@@ -137,16 +137,10 @@ class ServerTools:
     """The tools that the server runs for one request."""
 
     turn: "ToolTurn"
-    needs_approval: Mapping[str, bool]
-    """Whether the client approves calls of a tool, by the name that the model sees.
-
-    Tools that the client runs are missing."""
+    names: Mapping[str, object]
+    """The tools by the names that the model sees. Tools that the client runs are missing."""
     variants: Callable[[Messages], Awaitable[list[Messages]]]
     """Returns the variants of a conversation for the chat template, best first."""
-    earlier: Sequence[OutputEvent] = ()
-    """Calls that the client has approved, and their outcomes."""
-    max_calls: int | None = None
-    """Calls that may still run. None: only the limits of the turn."""
 
 
 @dataclass(frozen=True, slots=True)

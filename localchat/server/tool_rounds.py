@@ -1,7 +1,7 @@
 """Runs tools on the server's side: answers with calls, their results, and the next answer in one response.
 
 The loop of the chat (`tools/loop.py`) runs the calls, with its limits of rounds, calls, repetition and result
-sizes. Calls that the client runs itself, or has to approve, end the response.
+sizes. Calls that the client runs itself end the response.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from localchat.engine.events import ToolCall, Usage
+from localchat.engine.events import Usage
 from localchat.engine.request import CalledTool, GenerateRequest, Message, Messages
 from localchat.server.chat.content_blocks import ContentBlocks
 from localchat.server.generation import (
@@ -26,12 +26,11 @@ from localchat.server.generation import (
 from localchat.server.tracker import TrackedRequest
 
 if TYPE_CHECKING:
-    from localchat.tools.loop import CallReport, CallResult, ToolTurn
+    from localchat.tools.loop import CallReport, CallResult
 
 log = logging.getLogger("localchat.server")
 
 _CUT_OFF = "the answer ended before this call was complete"
-_TOO_MANY = "the limit 'max_tool_calls' of the request was reached"
 
 
 class ToolRounds:
@@ -44,15 +43,12 @@ class ToolRounds:
         self._tracked = tracked
         self._spent = Usage(0, 0, 0, 0)
         """Usage of the earlier rounds."""
-        self._calls_left = tools.max_calls
 
     async def events(
         self, writer: AnswerWriter | None = None
     ) -> AsyncGenerator[list[OutputEvent], None]:
         """Yield the events of all rounds. Only the last one ends the choice. See Generation."""
         try:
-            if self._tools.earlier:
-                yield list(self._tools.earlier)
             while True:
                 blocks = ContentBlocks()
                 try:
@@ -98,7 +94,7 @@ class ToolRounds:
         is_spent = self._max_tokens(self._round.request) == 0
         if not is_spent and turn.must_answer(answer):
             return [], self._prompt(())
-        mine = [call for call in called if self._tools.needs_approval.get(call.name) is False]
+        mine = [call for call in called if call.name in self._tools.names]
         if not mine:
             return [], None
         numbers = {block.id: block.call for block in blocks.calls}
@@ -119,11 +115,11 @@ class ToolRounds:
 
     async def _run(self, calls: Sequence[CalledTool]) -> tuple["CallResult", ...]:
         """Run calls in a task of their own, which ends with the request."""
-        running = _RunningCalls(
-            asyncio.ensure_future(run_calls(self._tools.turn, calls, self._calls_left))
-        )
-        if self._calls_left is not None:
-            self._calls_left = max(0, self._calls_left - len(calls))
+
+        def ignore(report: "CallReport") -> None:
+            """The client sees the outcome only."""
+
+        running = _RunningCalls(asyncio.ensure_future(self._tools.turn.run(calls, ignore)))
         self._tracked.attach(running)
         results = await running.task
         # The loop of the chat ends normally after a cancellation.
@@ -185,24 +181,6 @@ class _RunningCalls:
         self.task.cancel()
 
 
-async def run_calls(
-    turn: "ToolTurn", calls: Sequence[CalledTool], max_calls: int | None
-) -> tuple["CallResult", ...]:
-    """Run the first `max_calls` calls of an answer. The others get an error as their result."""
-
-    def ignore(report: "CallReport") -> None:
-        """The client sees the outcome only."""
-
-    if max_calls is not None and len(calls) > max_calls:
-        from localchat.tools.loop import refused_call
-
-        left_out = tuple(refused_call(call, _TOO_MANY) for call in calls[max_calls:])
-        if not max_calls:
-            return left_out
-        return (*await turn.run(calls[:max_calls], ignore), *left_out)
-    return await turn.run(calls, ignore)
-
-
 def _outcome(number: int, result: "CallResult") -> ToolOutcome:
     """Return the outcome of the call with this number in its answer."""
     from localchat.tools.loop import NO_MORE_CALLS
@@ -211,12 +189,3 @@ def _outcome(number: int, result: "CallResult") -> ToolOutcome:
     if result.run.state == "done":
         return ToolOutcome(0, number, output=text)
     return ToolOutcome(0, number, error=text.removeprefix("Error: "))
-
-
-def approved_call(number: int, call: CalledTool, result: "CallResult") -> list[OutputEvent]:
-    """Return the events of a call that ran before the first answer. `number` is below 0."""
-    return [
-        ToolCall(0, number, call.id, call.name),
-        ToolCall(0, number, arguments=call.arguments),
-        _outcome(number, result),
-    ]

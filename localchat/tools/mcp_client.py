@@ -71,23 +71,14 @@ async def _connect(server: McpServer, environ: Mapping[str, str], folder: Path) 
     return ConnectOutcome(connection, tuple(connection.problems))
 
 
-class ServerTool(NamedTuple):
-    """A tool of a server, as the server describes it."""
-
-    name: str
-    """The server's own name, without the server's name before it."""
-    reads: bool
-    """Whether the server declares it read-only."""
-
-
 class McpConnection:
     """A connection to one server."""
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
         self.tools: list[Tool] = []
-        self.described: dict[str, ServerTool] = {}
-        """The server's own tools, by the names in `tools`. Without the tool that reads resources."""
+        self.own_names: dict[str, str] = {}
+        """The server's names of its tools, by the names in `tools`. The tool that reads resources has none."""
         self.prompts: list[str] = []
         """Names of the server's prompts."""
         self.problems: list[str] = []
@@ -224,8 +215,7 @@ class McpConnection:
         description = sanitize((tool.description or "")[:_MAX_DESCRIPTION])
         plan = partial(self._plan, name, tool.name, schema)
         self.tools.append(Tool(name, description, schema, effect, plan))
-        declared = bool(annotations is not None and annotations.read_only_hint)
-        self.described[name] = ServerTool(tool.name, declared)
+        self.own_names[name] = tool.name
 
     async def _plan(
         self, name: str, server_name: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]

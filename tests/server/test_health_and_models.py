@@ -5,7 +5,6 @@ import json
 import logging
 import re
 import struct
-from typing import Any
 
 import msgspec
 import pytest
@@ -194,20 +193,6 @@ def test_the_dashboard_shows_figures_that_there_are(stage: Stage) -> None:
     assert len(names) > 15
     sent = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     assert {re.sub(r"_bucket$", "", name) for name in names} <= sent
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
-        ("/v1/responses/input_tokens", {"input": "hi"}),
-    ],
-)
-def test_input_tokens_are_counted_without_an_answer(stage: Stage, path: str, body: Any) -> None:
-    asked = len(stage.engine.requests)
-    counted = ask(stage, path, {"model": "m", **body}).json
-    assert counted == {"object": "response.input_tokens", "input_tokens": len("user: hi\n")}
-    assert len(stage.engine.requests) == asked
 
 
 def test_slots_are_idle_or_show_a_request_and_never_its_text(

@@ -267,12 +267,8 @@ def test_counting_routes_take_pictures(stage: Stage) -> None:
     part = {"type": "image_url", "image_url": {"url": data_url(PICTURE)}}
     source = {"type": "base64", "media_type": "image/png", "data": b64(PICTURE)}
     for path, body in (
-        ("/v1/chat/completions/input_tokens", openai(part, TEXT)),
-        ("/v1/responses/input_tokens", responses({"type": "input_image", **part})),
         ("/v1/messages/count_tokens", anthropic(block(source), TEXT)),
         ("/tokenize", openai(part, TEXT)),
         ("/apply-template", openai(part, TEXT)),
     ):
-        if path.endswith("responses/input_tokens"):
-            body = responses({"type": "input_image", "image_url": data_url(PICTURE)})
         assert ask(stage, path, body).status == 200, path

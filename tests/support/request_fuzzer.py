@@ -45,33 +45,6 @@ GOOD: dict[str, dict[str, Any]] = {
         "reasoning": {"max_tokens": 9},
         "thinking_budget": 9,
     },
-    "/v1/chat/completions/input_tokens": {
-        "messages": [
-            {
-                "role": "assistant",
-                "tool_calls": [
-                    {"id": "c", "type": "custom", "custom": {"name": "p", "input": "x"}}
-                ],
-            },
-            {"role": "user", "content": "hi"},
-        ],
-        "tools": [
-            {
-                "type": "custom",
-                "custom": {
-                    "name": "p",
-                    "description": "d",
-                    "format": {
-                        "type": "grammar",
-                        "grammar": {"syntax": "lark", "definition": "start: /x/"},
-                    },
-                },
-            }
-        ],
-        "tool_choice": {"type": "custom", "custom": {"name": "p"}},
-        "logit_bias": [[5, 1], ["a", False]],
-        "guided_choice": ["a", "b"],
-    },
     "/v1/completions": {
         "prompt": ["a", "b"],
         "max_tokens": 5,
@@ -83,7 +56,6 @@ GOOD: dict[str, dict[str, Any]] = {
         "stream": False,
     },
     "/v1/rerank": {"query": "a", "documents": ["a", {"text": "b"}], "top_n": 1},
-    "/v1/responses/input_tokens": {"input": "hi", "reasoning": {"max_tokens": 5}},
     "/api/chat": {
         "model": "m",
         "messages": [

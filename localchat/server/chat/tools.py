@@ -7,7 +7,6 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from localchat.server.chat.custom_tools import PARAMETERS, description_of
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request, missing_field
 from localchat.server.request_body import check_json_size
@@ -27,18 +26,9 @@ class FunctionDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
     strict: bool | None = None
 
 
-class CustomTool(msgspec.Struct, frozen=True):
-    """A tool that takes a text, of any form or of a grammar."""
-
-    name: str
-    description: str | None = None
-    format: dict[str, Any] | None = None
-
-
 class ChatTool(msgspec.Struct, frozen=True):
     function: FunctionDefinition | None = None
     type: str = "function"
-    custom: CustomTool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +55,19 @@ def engine_tools(tools: Sequence[ChatTool], limits: ServerLimits) -> EngineTools
 
 
 def _engine_tool(index: int, tool: ChatTool, limits: ServerLimits) -> dict[str, Any]:
-    kind = "custom" if tool.type == "custom" else "function"
-    function = _function(index, tool, kind)
+    function = tool.function
+    if tool.type != "function":
+        raise bad_request(
+            f"Tools are functions; one of type {tool.type[:50]!r} cannot be called here.",
+            param=f"tools[{index}]",
+        )
+    if function is None:
+        raise missing_field(f"tools[{index}].function")
     if not _NAME.fullmatch(function.name):
         raise bad_request(
             f"No model can call a tool of the name {function.name[:50]!r}: it must have 1 to 256 characters, "
             "such as letters, digits, - and _, and no quote, backslash, angle bracket or line break.",
-            param=f"tools[{index}].{kind}.name",
+            param=f"tools[{index}].function.name",
         )
     parameters = function.parameters or {"type": "object", "properties": {}}
     if (type_ := parameters.get("type")) in _NON_OBJECT_TYPES:
@@ -87,21 +83,6 @@ def _engine_tool(index: int, tool: ChatTool, limits: ServerLimits) -> dict[str, 
     if function.strict is not None:
         description["strict"] = function.strict
     return {"type": "function", "function": description}
-
-
-def _function(index: int, tool: ChatTool, kind: str) -> FunctionDefinition:
-    """Return the function of a tool, or the function that stands for a custom tool."""
-    if kind == "custom" and tool.custom is not None:
-        description = description_of(tool.custom.description, tool.custom.format)
-        return FunctionDefinition(tool.custom.name, description, PARAMETERS)
-    if tool.type not in ("function", "custom"):
-        raise bad_request(
-            f"Tools are functions; one of type {tool.type[:50]!r} cannot be called here.",
-            param=f"tools[{index}]",
-        )
-    if tool.function is None:
-        raise missing_field(f"tools[{index}].{kind}")
-    return tool.function
 
 
 def apply_tool_choice(choice: ToolChoice, tools: EngineTools) -> tuple[str, EngineTools]:

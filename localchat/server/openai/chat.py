@@ -6,14 +6,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Reasoning, Text, ToolCall, Usage
-from localchat.server.chat.content_blocks import (
-    BlockClosed,
-    BlockOpened,
-    CollectedAnswer,
-    ContentBlock,
-    ContentBlocks,
-)
-from localchat.server.chat.custom_tools import input_of
+from localchat.server.chat.content_blocks import CollectedAnswer, ContentBlocks
 from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import ChatTokenLogprob, chat_logprobs
 from localchat.server.chat.media import translate
@@ -25,7 +18,6 @@ from localchat.server.generation import (
     OutputEvent,
     PromptEcho,
     PromptProgress,
-    Reason,
     ToolOutcome,
 )
 from localchat.server.generation_response import GenerationResponse
@@ -37,17 +29,13 @@ from localchat.server.openai.protocol import (
     ChatChoice,
     ChatChunkChoice,
     ChatLogprobs,
-    CustomCall,
-    CustomCallDelta,
-    CustomToolCallDelta,
     DeltaMessage,
     FunctionCall,
     FunctionCallDelta,
-    MessageCustomToolCall,
     MessageToolCall,
     ToolCallDelta,
 )
-from localchat.server.openai.requests import as_chat, uses_functions
+from localchat.server.openai.requests import as_chat
 from localchat.server.request_body import read_json
 from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, fingerprint, service_of
@@ -81,8 +69,6 @@ class ChatEndpoint(ConversationEndpoint):
             with_timings=bool(self.body.timings),
             with_logprobs=bool(self.body.logprobs),
             generation=generation if self.body.timings_per_token else None,
-            as_functions=uses_functions(self.body),
-            custom=frozenset(tool.custom.name for tool in self.chat.tools if tool.custom),
         )
 
 
@@ -95,12 +81,6 @@ class ChatFormatter(ChunkFormatter):
     for the first token.
     """
 
-    as_functions: bool = False
-    """Write calls as the deprecated `function_call`."""
-    custom: frozenset[str] = frozenset()
-    """Names of custom tools."""
-    open_calls: dict[int, ContentBlocks] = field(default_factory=dict)
-    """Incomplete calls of custom tools, by choice."""
     silent: set[int] = field(default_factory=set)
     """Choices without a delta so far."""
 
@@ -110,37 +90,6 @@ class ChatFormatter(ChunkFormatter):
         return b""
 
     def event(self, event: OutputEvent) -> bytes:
-        # Without custom tools, arguments are sent as they arrive.
-        if self.custom and not isinstance(event, PromptEcho | PromptProgress | ToolOutcome):
-            return self._custom_event(event)
-        return self._plain_event(event)
-
-    def _custom_event(self, event: Text | Reasoning | ToolCall | ChoiceEnd) -> bytes:
-        """Format an event if custom tools may be called.
-
-        The text of their call is a JSON string, and is sent once it is complete.
-        """
-        blocks = self.open_calls.setdefault(event.choice, ContentBlocks())
-        events = b""
-        for change in blocks.add(event):
-            block = change.block
-            if block.kind != "call" or block.name not in self.custom:
-                continue
-            delta = None
-            if isinstance(change, BlockOpened):
-                start = CustomCallDelta("", block.name)
-                delta = CustomToolCallDelta(block.call, start, block.id, "custom")
-            elif isinstance(change, BlockClosed):
-                delta = CustomToolCallDelta(block.call, CustomCallDelta(input_of(block.text)))
-            if delta is not None:
-                events += self._delta(event.choice, DeltaMessage(tool_calls=[delta]))
-        if isinstance(event, ToolCall) and any(
-            block.call == event.call and block.name in self.custom for block in blocks.calls
-        ):
-            return events
-        return events + self._plain_event(event)
-
-    def _plain_event(self, event: OutputEvent) -> bytes:
         match event:
             case Text(choice, text, logprobs):
                 if self.with_logprobs and logprobs:
@@ -149,17 +98,9 @@ class ChatFormatter(ChunkFormatter):
             case Reasoning(choice, text):
                 return self._text(choice, Reasoning, text)
             case ToolCall():
-                delta = _call_delta(event)
-                if self.as_functions:
-                    return self._delta(event.choice, DeltaMessage(function_call=delta.function))
-                return self._delta(event.choice, DeltaMessage(tool_calls=[delta]))
+                return self._delta(event.choice, DeltaMessage(tool_calls=[_call_delta(event)]))
             case ChoiceEnd(choice, reason, why):
-                end = ChatChunkChoice(
-                    choice,
-                    DeltaMessage(),
-                    finish_reason=self._finish_reason(reason),
-                    stop_reason=why,
-                )
+                end = ChatChunkChoice(choice, DeltaMessage(), finish_reason=reason, stop_reason=why)
                 return self._role(choice) + self.end_event(choice, end)
             case PromptProgress():
                 return sse_event(self.header.chunk([], progress=event.as_json()))
@@ -202,32 +143,21 @@ class ChatFormatter(ChunkFormatter):
     def _choice(self, index: int, choice: ContentBlocks) -> ChatChoice:
         assert choice.end is not None
         text: str | None = choice.text
-        calls = [self._call(block) for block in choice.calls]
+        calls = [
+            MessageToolCall(block.id, "function", FunctionCall(block.name, block.text))
+            for block in choice.calls
+        ]
         if calls and not text:
             text = None
-        functions = [call.function for call in calls if isinstance(call, MessageToolCall)]
         message = AssistantMessage(
             role="assistant",
             content=text,
             refusal=None,
             reasoning_content=choice.reasoning or None,
-            tool_calls=None if self.as_functions else calls or None,
-            function_call=functions[0] if self.as_functions and functions else None,
+            tool_calls=calls or None,
         )
         logprobs = ChatLogprobs(chat_logprobs(choice.logprobs)) if self.with_logprobs else None
-        reason = self._finish_reason(choice.end.reason)
-        return ChatChoice(index, message, reason, logprobs, choice.end.why)
-
-    def _call(self, block: ContentBlock) -> MessageToolCall | MessageCustomToolCall:
-        if block.name in self.custom:
-            call = CustomCall(block.name, input_of(block.text))
-            return MessageCustomToolCall(block.id, "custom", call)
-        return MessageToolCall(block.id, "function", FunctionCall(block.name, block.text))
-
-    def _finish_reason(self, reason: Reason) -> str:
-        if self.as_functions and reason == "tool_calls":
-            return "function_call"
-        return reason
+        return ChatChoice(index, message, choice.end.reason, logprobs, choice.end.why)
 
 
 def _call_delta(call: ToolCall) -> ToolCallDelta:

@@ -14,7 +14,7 @@ from localchat.engine.events import TokenLogprob, Usage
 from localchat.server.chat.logprobs import ChatTokenLogprob
 from localchat.server.chat.messages import PartContent
 from localchat.server.chat.options import GenerationFields
-from localchat.server.chat.tools import ChatTool, FunctionDefinition
+from localchat.server.chat.tools import ChatTool
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -66,26 +66,6 @@ class MessageToolCall(msgspec.Struct, frozen=True):
     id: str
     type: Literal["function"]
     function: FunctionCall
-
-
-class CustomCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    input: str
-    name: str | None = None
-
-
-class CustomToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Call of a custom tool in a stream. Its text is sent in one piece, once it is complete."""
-
-    index: int
-    custom: CustomCallDelta
-    id: str | None = None
-    type: Literal["custom"] | None = None
-
-
-class MessageCustomToolCall(msgspec.Struct, frozen=True):
-    id: str
-    type: Literal["custom"]
-    custom: "CustomCall"
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
@@ -141,8 +121,7 @@ class DeltaMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCallDelta | CustomToolCallDelta] | None = None
-    function_call: FunctionCallDelta | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -171,8 +150,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     refusal: None
     """Always null. Strict clients require the key."""
     reasoning_content: str | None = None
-    tool_calls: list[MessageToolCall | MessageCustomToolCall] | None = None
-    function_call: FunctionCall | None = None
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class ChatChoice(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -196,19 +174,11 @@ class FunctionCallParam(msgspec.Struct, frozen=True):
     arguments: str | dict[str, Any] | None = None
 
 
-class CustomCall(msgspec.Struct, frozen=True):
-    """Call of a tool that takes a text."""
-
-    name: str
-    input: str
-
-
 class ToolCallParam(msgspec.Struct, frozen=True):
-    """Call of a function or a custom tool, in a message of the assistant."""
+    """Call of a function, in a message of the assistant."""
 
-    function: FunctionCallParam | None = None
+    function: FunctionCallParam
     id: str | None = None
-    custom: CustomCall | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -217,7 +187,6 @@ class ChatMessage(msgspec.Struct, frozen=True):
     refusal: str | None = None
     name: str | None = None
     tool_calls: list[ToolCallParam] | None = None
-    function_call: FunctionCallParam | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -234,7 +203,6 @@ class NamedToolChoice(msgspec.Struct, frozen=True):
     type: str = "function"
     name: str | None = None
     allowed_tools: "AllowedTools | None" = None
-    custom: NamedFunction | None = None
 
 
 class AllowedTools(msgspec.Struct, frozen=True):
@@ -251,10 +219,6 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     """llama.cpp's name of `max_tokens`. 0 only fills the cache."""
     tools: list[ChatTool] | None = None
     tool_choice: str | NamedToolChoice | None = None
-    functions: list[FunctionDefinition] | None = None
-    """Deprecated form of `tools`, with one call at a time."""
-    function_call: str | NamedFunction | None = None
-    """Deprecated form of `tool_choice`."""
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -13,7 +13,6 @@ from localchat.engine.request import (
     TextPrompt,
     TokenIds,
 )
-from localchat.server.chat.custom_tools import arguments_of
 from localchat.server.chat.media import MediaReader
 from localchat.server.chat.messages import content_of, encode_arguments, engine_role
 from localchat.server.chat.options import (
@@ -27,14 +26,13 @@ from localchat.server.chat.options import (
     generate_request,
 )
 from localchat.server.chat.request import EFFORTS, THINKING_SWITCHES, ChatRequest
-from localchat.server.chat.tools import ChatTool, ToolChoice
+from localchat.server.chat.tools import ToolChoice
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request, missing_field
 from localchat.server.openai.protocol import (
     ChatBody,
     ChatMessage,
     CompletionBody,
-    NamedFunction,
     NamedToolChoice,
     TemplateBody,
     TokenizeBody,
@@ -49,17 +47,12 @@ def as_chat(body: ChatBody, media: MediaReader) -> ChatRequest:
     """Translate a chat. Raises ApiError."""
     template_options = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort or _thinking_of_other_servers(body, template_options)
-    tools = body.tools or []
-    choice: str | NamedToolChoice | NamedFunction | None = body.tool_choice
-    if uses_functions(body):
-        tools = [ChatTool(function) for function in body.functions or ()]
-        choice = body.function_call
     return ChatRequest(
         fields=body,
         messages=_messages(body.messages, media),
-        tools=tools,
-        tool_choice=_tool_choice(choice),
-        single_call=body.parallel_tool_calls is False or uses_functions(body),
+        tools=body.tools or (),
+        tool_choice=_tool_choice(body.tool_choice),
+        single_call=body.parallel_tool_calls is False,
         template_options=template_options,
         reasoning_effort=effort,
         think_budgets=(
@@ -78,11 +71,6 @@ def as_chat(body: ChatBody, media: MediaReader) -> ChatRequest:
         top_logprobs=body.top_logprobs,
         continue_last=_continues_last(body),
     )
-
-
-def uses_functions(body: ChatBody) -> bool:
-    """Return True for a chat with the deprecated `functions`, which allow one call."""
-    return bool(body.functions and not body.tools)
 
 
 def as_conversation(body: TemplateBody | TokenizeBody, media: MediaReader) -> ChatRequest:
@@ -124,17 +112,13 @@ def _messages(messages: Sequence[ChatMessage], media: MediaReader) -> list[Messa
 
 
 def _message(message: ChatMessage, path: str, media: MediaReader) -> Message:
-    # `function_call` is the deprecated field for a single call.
-    calls = message.tool_calls or []
-    if not calls and message.function_call is not None:
-        calls = [ToolCallParam(message.function_call)]
     role = engine_role(message.role, f"{path}.role")
     content = content_of(message.content, f"{path}.content", media, role=role)
     return Message(
         role=role,
         content=content.text or message.refusal or "",
         reasoning=message.reasoning_content or message.reasoning or "",
-        tool_calls=tuple(_call(call) for call in calls),
+        tool_calls=tuple(_call(call) for call in message.tool_calls or ()),
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
         attachments=content.attachments,
@@ -142,31 +126,24 @@ def _message(message: ChatMessage, path: str, media: MediaReader) -> Message:
 
 
 def _call(call: ToolCallParam) -> CalledTool:
-    if call.custom is not None:
-        return CalledTool(call.custom.name, arguments_of(call.custom.input), call.id or "")
-    if call.function is None:
-        raise missing_field("messages", "A tool call needs 'function' or 'custom'.")
     arguments = encode_arguments(call.function.arguments)
     return CalledTool(call.function.name, arguments, call.id or "")
 
 
-def _tool_choice(choice: str | NamedToolChoice | NamedFunction | None) -> ToolChoice:
+def _tool_choice(choice: str | NamedToolChoice | None) -> ToolChoice:
     match choice:
         case None | "":
             return ToolChoice()
         case str(mode):
             return ToolChoice(mode)
-        case NamedFunction(name):
+        case NamedToolChoice(type="function"):
+            name = (choice.function or choice).name or ""
             return ToolChoice(name=name, param="tool_choice.function.name")
-        case NamedToolChoice(type="function" | "custom"):
-            tool = choice.function if choice.type == "function" else choice.custom
-            name = (tool or choice).name or ""
-            return ToolChoice(name=name, param=f"tool_choice.{choice.type}.name")
         case NamedToolChoice(type="allowed_tools") if choice.allowed_tools is not None:
             tools = choice.allowed_tools.tools
             return ToolChoice(
                 choice.allowed_tools.mode or "auto",
-                allowed=[(tool.function or tool.custom or tool).name or "" for tool in tools],
+                allowed=[(tool.function or tool).name or "" for tool in tools],
                 param="tool_choice.allowed_tools.mode",
             )
         case NamedToolChoice(type=mode):

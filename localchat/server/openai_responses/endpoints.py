@@ -21,7 +21,6 @@ from localchat.server.chat.content_blocks import (
     ContentBlock,
     ContentBlocks,
 )
-from localchat.server.chat.custom_tools import input_of
 from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import chat_logprobs
 from localchat.server.chat.media import translate
@@ -42,9 +41,7 @@ from localchat.server.openai_responses.mcp import (
     McpListing,
     McpRequest,
     McpServerTools,
-    McpTools,
     check_mcp_tools,
-    open_tools,
     server_tools,
 )
 from localchat.server.openai_responses.protocol import ResponsesBody
@@ -108,7 +105,7 @@ class ResponsesEndpoint(ConversationEndpoint):
         assert isinstance(prompt, Messages)
         tools, prompt = await server_tools(
             self.mcp,
-            await open_tools(self.mcp, self.servers),
+            self.servers,
             prompt,
             self.max_rounds,
             lease.info.context_tokens,
@@ -122,10 +119,11 @@ class ResponsesEndpoint(ConversationEndpoint):
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "ResponsesFormatter":
         model = self.model or lease.name
-        mcp = McpTools()
-        if isinstance(generation.spec.tools, McpServerTools):
-            mcp = generation.spec.tools.mcp
-        return ResponsesFormatter(ResponseObject(model, self.body, self.tool_names, mcp))
+        response = ResponseObject(model, self.body, self.tool_names)
+        tools = generation.spec.tools
+        if isinstance(tools, McpServerTools):
+            response = dataclasses.replace(response, mcp_names=tools.names, listings=tools.listings)
+        return ResponsesFormatter(response)
 
 
 class ResponsesFormatter:
@@ -145,7 +143,7 @@ class ResponsesFormatter:
     def start(self, choices: int, prompt_tokens: int) -> bytes:
         created = self._response.as_json("in_progress")
         events = self._event("response.created", response=created) + self.heartbeat()
-        for index, listing in enumerate(self._response.mcp.listings):
+        for index, listing in enumerate(self._response.listings):
             events += self._listing_events(index, listing)
         return events
 
@@ -187,7 +185,7 @@ class ResponsesFormatter:
 
     def response(self, answer: CollectedAnswer, usage: Usage, done: Done | None) -> bytes:
         (choice,) = answer.choices
-        output = [listing.item() for listing in self._response.mcp.listings]
+        output = [listing.item() for listing in self._response.listings]
         output += [
             self._response.item(self._response.item_id(block), block) for block in choice.blocks
         ]
@@ -207,7 +205,7 @@ class ResponsesFormatter:
         return named_event(kind.encode(), msgspec.json.encode(event))
 
     def _output_index(self, block: ContentBlock) -> int:
-        return len(self._response.mcp.listings) + block.index
+        return len(self._response.listings) + block.index
 
     def _item_event(self, block: ContentBlock, kind: str, **fields: object) -> bytes:
         """Return an event inside of an item. A message and a summary have one part each."""
@@ -228,10 +226,6 @@ class ResponsesFormatter:
             case BlockDelta(block, piece) if block.kind == "text":
                 logprobs = chat_logprobs(change.logprobs)
                 return self._item_event(block, "output_text.delta", delta=piece, logprobs=logprobs)
-            case BlockDelta(block) if self._is_custom(block):
-                return b""  # its text is a JSON string, and is sent once it is complete
-            case BlockDelta(block) if self._response.asks(block):
-                return b""
             case BlockDelta(block, piece):
                 kind = _DELTAS[block.kind]
                 if self._response.mcp_name(block) is not None:
@@ -245,13 +239,6 @@ class ResponsesFormatter:
                     state = "failed"
                 return self._item_event(block, f"mcp_call.{state}") + self._done(block)
 
-    def _is_custom(self, block: ContentBlock) -> bool:
-        return block.kind == "call" and self._response.tool_name(block).custom
-
-    def _added(self, block: ContentBlock, item: Json) -> bytes:
-        index = self._output_index(block)
-        return self._event("response.output_item.added", output_index=index, item=item)
-
     def _done(self, block: ContentBlock) -> bytes:
         item = self._response.item(self._item_ids[block.index], block)
         index = self._output_index(block)
@@ -260,9 +247,9 @@ class ResponsesFormatter:
 
     def _opened(self, block: ContentBlock) -> bytes:
         id_ = self._item_ids[block.index] = self._response.item_id(block)
-        if self._response.asks(block):
-            return b""
-        added = self._added(block, self._response.empty_item(id_, block))
+        item = self._response.empty_item(id_, block)
+        index = self._output_index(block)
+        added = self._event("response.output_item.added", output_index=index, item=item)
         match block.kind:
             case "text":
                 return added + self._item_event(block, "content_part.added", part=text_part(None))
@@ -287,16 +274,9 @@ class ResponsesFormatter:
                 last = self._item_event(
                     block, "reasoning_summary_text.done", text=text
                 ) + self._item_event(block, "reasoning_summary_part.done", part=part)
-            case "call" if self._response.asks(block):
-                last = self._added(block, self._response.item(self._item_ids[block.index], block))
             case "call" if self._response.mcp_name(block) is not None:
                 # The item is done once the call has run.
                 return self._item_event(block, "mcp_call_arguments.done", arguments=text)
-            case "call" if self._is_custom(block):
-                input_ = input_of(block.text)
-                kind = "custom_tool_call_input"
-                last = self._item_event(block, f"{kind}.delta", delta=input_)
-                last += self._item_event(block, f"{kind}.done", input=input_)
             case "call":
                 name = self._response.tool_name(block).name
                 kind = "function_call_arguments.done"

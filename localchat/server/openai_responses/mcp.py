@@ -1,7 +1,8 @@
-"""MCP tools of the Responses API: which servers a request uses, with which tools and approvals.
+"""MCP tools of the Responses API: which servers a request uses, and with which tools.
 
 A request names servers of the operator by their label. It cannot bring a server of its own, because an address
-from a client would let it reach the operator's network.
+from a client would let it reach the operator's network. Calls run without the client's approval, so a request
+must ask for that.
 """
 
 import asyncio
@@ -11,24 +12,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from localchat.engine.request import CalledTool, Message, Messages
+from localchat.engine.request import Messages
 from localchat.errors import LocalchatError
 from localchat.server.errors import ApiError, bad_request, missing_field
 from localchat.server.formatters import new_id
 from localchat.server.generation import ServerTools
 from localchat.server.mcp_servers import OfferedMcpServers
-from localchat.server.openai_responses.protocol import (
-    McpToolFilter,
-    ResponsesTool,
-    ResponsesToolChoice,
-)
-from localchat.server.tool_rounds import approved_call
+from localchat.server.openai_responses.protocol import ResponsesTool
 
 if TYPE_CHECKING:
-    from localchat.tools.mcp_client import McpConnection, ServerTool
+    from localchat.tools.mcp_client import McpConnection
     from localchat.tools.tool import Tool
 
-PENDING: Final = "[This call waits for its result.]"
 _FOREIGN: Final = ("server_url", "connector_id", "tunnel_id", "authorization", "headers")
 """Fields that name a server of the client, or a key for one."""
 
@@ -38,17 +33,6 @@ class McpName(NamedTuple):
 
     label: str
     name: str
-    needs_approval: bool
-
-
-class ApprovedCall(NamedTuple):
-    """A call that the client has approved. Its result is still missing in the conversation."""
-
-    request_id: str
-    """Id of the approval request, and of the call in the conversation."""
-    label: str
-    name: str
-    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +41,10 @@ class McpRequest:
 
     tools: tuple[ResponsesTool, ...] = ()
     """Entries of `tools` with the type `mcp`."""
-    approved: tuple[ApprovedCall, ...] = ()
     listed: frozenset[str] = frozenset()
     """Labels of the servers whose tools the client already has from an earlier response."""
-    choice: ResponsesToolChoice | str | None = None
-    """A choice that may mean tools of MCP servers: `required`, or one of the type `mcp`."""
-    max_calls: int | None = None
+    required: bool = False
+    """Whether the first answer must call a tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +67,13 @@ class McpListing:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class McpTools:
-    """Tools of a request, and facts for the formatter of its response."""
-
-    tools: "Mapping[str, Tool]" = field(default_factory=dict)
-    names: Mapping[str, McpName] = field(default_factory=dict)
-    """Client's names of the tools, by the names that the model sees."""
-    listings: Sequence[McpListing] = ()
-    """Servers whose tools the client does not have yet."""
-    approved_ids: frozenset[str] = frozenset()
-    """Ids of the approval requests whose calls run now. They are the ids of these calls too."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServerTools(ServerTools):
     """ServerTools, with what the formatter needs."""
 
-    mcp: McpTools
+    names: Mapping[str, McpName]
+    listings: Sequence[McpListing]
+    """Servers whose tools the client does not have yet."""
 
 
 def check_mcp_tools(request: McpRequest, offered: Sequence[str]) -> None:
@@ -122,24 +93,16 @@ def check_mcp_tools(request: McpRequest, offered: Sequence[str]) -> None:
                 f"There is no MCP server {tool.server_label[:50]!r} here. {_offer(offered)}",
                 param="tools.server_label",
             )
-        if isinstance(tool.require_approval, str) and tool.require_approval not in (
-            "always",
-            "never",
-        ):
+        if tool.require_approval != "never":
             raise bad_request(
-                f"'require_approval' is {tool.require_approval[:50]!r}; it must be always, never, or a filter.",
+                "This server runs calls of MCP tools without the client's approval: send "
+                "'require_approval': 'never'.",
                 param="tools.require_approval",
             )
     labels = [tool.server_label for tool in request.tools]
     for label in labels:
         if labels.count(label) > 1:
             raise bad_request(f"'tools' has the MCP server {label!r} twice.", param="tools")
-    for call in request.approved:
-        if call.label not in labels:
-            raise bad_request(
-                f"The approved call is one of the MCP server {call.label[:50]!r}, which is not among 'tools'.",
-                param="input",
-            )
 
 
 def _offer(offered: Sequence[str]) -> str:
@@ -148,11 +111,21 @@ def _offer(offered: Sequence[str]) -> str:
     return f"As 'server_label', use one of: {', '.join(offered)}."
 
 
-async def open_tools(request: McpRequest, servers: OfferedMcpServers) -> McpTools:
-    """Connect to the servers of a request, and return their tools. Raises ApiError.
+async def server_tools(
+    request: McpRequest,
+    servers: OfferedMcpServers,
+    prompt: Messages,
+    max_rounds: int,
+    context_tokens: int,
+    variants: Callable[[Messages], Awaitable[list[Messages]]],
+) -> tuple[McpServerTools, Messages]:
+    """Connect to the servers of a request. Return its tools, and the prompt that offers them.
 
-    A server that cannot be used gets a listing with an error.
+    A server that cannot be used gets a listing with an error. Raises ApiError.
     """
+    from localchat.tools.consent import EFFECTS, Approvals
+    from localchat.tools.loop import ToolTurn
+
     tools: dict[str, Tool] = {}
     names: dict[str, McpName] = {}
     listings = []
@@ -168,156 +141,21 @@ async def open_tools(request: McpRequest, servers: OfferedMcpServers) -> McpTool
         if isinstance(connection, BaseException):
             raise connection
         chosen = _chosen(entry, connection)
-        for tool, described in chosen:
-            tools[tool.name] = tool
-            asks = _needs_approval(entry, described)
-            names[tool.name] = McpName(label, described.name, asks)
+        tools |= {tool.name: tool for tool in chosen}
+        names |= {tool.name: McpName(label, connection.own_names[tool.name]) for tool in chosen}
         if label not in request.listed:
-            listed = [_listed(tool, described) for tool, described in chosen]
+            listed = [_listed(tool, names[tool.name].name) for tool in chosen]
             listings.append(McpListing(label, listed))
-    approved_ids = frozenset(call.request_id for call in request.approved)
-    return McpTools(tools, names, listings, approved_ids)
-
-
-def _chosen(entry: ResponsesTool, connection: "McpConnection") -> "list[tuple[Tool, ServerTool]]":
-    """Return the tools that `allowed_tools` leaves."""
-    allowed = entry.allowed_tools
-    if isinstance(allowed, list):
-        allowed = McpToolFilter(tool_names=allowed)
-    described = connection.described
-    own = [(tool, described[tool.name]) for tool in connection.tools if tool.name in described]
-    if allowed is None:
-        return own
-    missing = set(allowed.tool_names or ()) - {tool.name for tool in described.values()}
-    if missing:
-        raise bad_request(
-            f"The MCP server {entry.server_label!r} has no tool {min(missing)[:50]!r}.",
-            param="tools.allowed_tools",
-        )
-    return [(tool, server_tool) for tool, server_tool in own if _matches(allowed, server_tool)]
-
-
-def _matches(filter_: McpToolFilter, tool: "ServerTool") -> bool:
-    if filter_.tool_names is not None and tool.name not in filter_.tool_names:
-        return False
-    return filter_.read_only is None or filter_.read_only == tool.reads
-
-
-def _needs_approval(entry: ResponsesTool, tool: "ServerTool") -> bool:
-    """Return True if the client has to approve the calls of a tool."""
-    rule = entry.require_approval
-    if rule is None or isinstance(rule, str):
-        return rule != "never"
-    if rule.always is not None and _matches(rule.always, tool):
-        return True
-    return rule.never is None or not _matches(rule.never, tool)
-
-
-def _listed(tool: "Tool", described: "ServerTool") -> dict[str, Any]:
-    return {
-        "name": described.name,
-        "description": tool.description,
-        "input_schema": tool.parameters,
-        "annotations": {"read_only": described.reads},
-    }
-
-
-async def server_tools(
-    request: McpRequest,
-    mcp: McpTools,
-    prompt: Messages,
-    max_rounds: int,
-    context_tokens: int,
-    variants: Callable[[Messages], Awaitable[list[Messages]]],
-) -> tuple[McpServerTools, Messages]:
-    """Run the approved calls. Return the tools of the response, and the prompt of its first answer.
-
-    Raises ApiError.
-    """
-    from localchat.tools.consent import EFFECTS, Approvals
-    from localchat.tools.loop import ToolTurn
-
-    for tool in prompt.tools:
-        if tool["function"]["name"] in mcp.tools:
+    for function in (offered["function"]["name"] for offered in prompt.tools):
+        if function in tools:
             raise bad_request(
-                f"The name of the function {tool['function']['name']!r} is taken by a tool of an MCP server.",
+                f"The name of the function {function!r} is taken by a tool of an MCP server.",
                 param="tools",
             )
-    # The client is the one who approves. Calls that need its approval never reach this loop.
     approvals = Approvals(None, frozenset(EFFECTS))
-    turn = ToolTurn(mcp.tools, approvals, max_rounds=max_rounds, context_tokens=context_tokens)
-    earlier = []
-    messages = prompt.messages
-    if request.approved:
-        calls = [_called(call, mcp) for call in request.approved]
-        results = await asyncio.ensure_future(turn.run(calls, lambda report: None))
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError
-        for number, (call, result) in enumerate(zip(calls, results, strict=True)):
-            earlier += approved_call(-1 - number, call, result)
-            messages = _with_result(messages, result.message)
-    prompt = turn.offer(msgspec.structs.replace(prompt, messages=messages))
-    if not turn.exhausted:
-        prompt = _with_choice(prompt, request.choice, mcp.names)
-    needs_approval = {name: tool.needs_approval for name, tool in mcp.names.items()}
-    tools = McpServerTools(
-        turn=turn,
-        needs_approval=needs_approval,
-        variants=variants,
-        earlier=earlier,
-        max_calls=request.max_calls,
-        mcp=mcp,
-    )
-    return tools, prompt
-
-
-async def with_mcp_tools(
-    request: McpRequest, servers: OfferedMcpServers, prompt: Messages
-) -> Messages:
-    """Return a prompt with the tools of MCP servers, for counting its tokens. No call runs."""
-    if not request.tools:
-        return prompt
-    from localchat.tools.consent import Approvals
-    from localchat.tools.loop import ToolTurn
-
-    mcp = await open_tools(request, servers)
-    turn = ToolTurn(mcp.tools, Approvals(None), max_rounds=1, context_tokens=0)
-    return turn.offer(prompt)
-
-
-def _called(call: ApprovedCall, mcp: McpTools) -> CalledTool:
-    for listing in mcp.listings:
-        if listing.label == call.label and listing.error:
-            raise ApiError(503, "mcp_server_unavailable", listing.error, param="input")
-    for model_name, name in mcp.names.items():
-        if (name.label, name.name) == (call.label, call.name):
-            return CalledTool(model_name, call.arguments, call.request_id)
-    raise bad_request(
-        f"The approved call of {call.name[:50]!r} is not one of the tools that the request allows.",
-        param="input",
-    )
-
-
-def _with_result(messages: Sequence[Message], result: Message) -> tuple[Message, ...]:
-    """Put a result into the message that waits for it."""
-    return tuple(
-        msgspec.structs.replace(message, content=result.content, name=result.name)
-        if message.role == "tool"
-        and message.tool_call_id == result.tool_call_id
-        and message.content == PENDING
-        else message
-        for message in messages
-    )
-
-
-def _with_choice(
-    prompt: Messages, choice: ResponsesToolChoice | str | None, names: Mapping[str, McpName]
-) -> Messages:
-    """Apply a choice that forces a tool of a server, which is known only now. Raises ApiError."""
-    if choice is None:
-        return prompt
-    if isinstance(choice, str):
+    turn = ToolTurn(tools, approvals, max_rounds=max_rounds, context_tokens=context_tokens)
+    prompt = turn.offer(prompt)
+    if request.required:
         if not prompt.tools:
             raise ApiError(
                 503,
@@ -325,21 +163,30 @@ def _with_choice(
                 "A tool call is required, but no MCP server of the request can be used.",
                 param="tool_choice",
             )
-        return msgspec.structs.replace(prompt, tool_choice=choice)
-    fitting = [
-        model_name
-        for model_name, name in names.items()
-        if name.label == choice.server_label and choice.name in (None, name.name)
-    ]
-    if not fitting:
+        prompt = msgspec.structs.replace(prompt, tool_choice="required")
+    return McpServerTools(turn=turn, variants=variants, names=names, listings=listings), prompt
+
+
+def _chosen(entry: ResponsesTool, connection: "McpConnection") -> "list[Tool]":
+    """Return the tools that `allowed_tools` leaves. Raises ApiError."""
+    own = connection.own_names
+    tools = [tool for tool in connection.tools if tool.name in own]
+    allowed = entry.allowed_tools
+    if allowed is None:
+        return tools
+    if not isinstance(allowed, list):
+        allowed = allowed.tool_names
+    missing = set(allowed) - set(own.values())
+    if missing:
         raise bad_request(
-            f"No tool {choice.name or ''!r} of the MCP server {choice.server_label or ''!r} is among 'tools'.",
-            param="tool_choice",
+            f"The MCP server {entry.server_label!r} has no tool {min(missing)[:50]!r}.",
+            param="tools.allowed_tools",
         )
-    if choice.name is not None:
-        return msgspec.structs.replace(prompt, tool_choice=fitting[0])
-    tools = tuple(tool for tool in prompt.tools if tool["function"]["name"] in fitting)
-    return msgspec.structs.replace(prompt, tools=tools, tool_choice="required")
+    return [tool for tool in tools if own[tool.name] in allowed]
+
+
+def _listed(tool: "Tool", name: str) -> dict[str, Any]:
+    return {"name": name, "description": tool.description, "input_schema": tool.parameters}
 
 
 def error_text(error: object) -> str:

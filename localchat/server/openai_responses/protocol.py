@@ -21,7 +21,6 @@ class InputItem(msgspec.Struct, frozen=True):
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
-    input: str | None = None
     call_id: str | None = None
     output: PartContent = None
     id: str | None = None
@@ -29,27 +28,16 @@ class InputItem(msgspec.Struct, frozen=True):
     """Server of an MCP item. The fields below belong to these items too."""
     tools: Any = None
     error: Any = None
-    approval_request_id: str | None = None
-    approve: bool | None = None
-    reason: str | None = None
 
 
-class McpToolFilter(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Tools of an MCP server, by name and by whether the server declares them read-only."""
+class McpToolFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tools of an MCP server by name."""
 
-    tool_names: list[str] | None = None
-    read_only: bool | None = None
-
-
-class McpApprovalRule(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Tools of an MCP server whose calls the client approves, always or never."""
-
-    always: McpToolFilter | None = None
-    never: McpToolFilter | None = None
+    tool_names: list[str]
 
 
 class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function, a `custom` tool, a namespace of functions, or an MCP server.
+    """A function, a namespace of functions, or an MCP server.
 
     Size: the protocol has one object for all types.
     """
@@ -59,11 +47,12 @@ class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: dict[str, Any] | None = None
+    format: Any = None
+    """Of a `custom` tool, which is left out."""
     tools: "list[ResponsesTool] | None" = None
     server_label: str | None = None
     allowed_tools: list[str] | McpToolFilter | None = None
-    require_approval: str | McpApprovalRule | None = None
+    require_approval: Any = None
     server_description: str | None = None
     server_url: str | None = None
     connector_id: str | None = None
@@ -78,7 +67,6 @@ class ResponsesToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     name: str | None = None
     namespace: str | None = None
-    server_label: str | None = None
     mode: str | None = None
     tools: "list[ResponsesToolChoice] | None" = None
 
@@ -115,7 +103,6 @@ class ResponsesBody(AnswerFields, frozen=True, kw_only=True):
     tools: list[ResponsesTool] | None = None
     tool_choice: str | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     max_output_tokens: int | None = None

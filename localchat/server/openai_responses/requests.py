@@ -8,7 +8,6 @@ import msgspec
 from localchat.config.mcp_servers import tool_name
 from localchat.engine.attachments import Content
 from localchat.engine.request import CalledTool, Message
-from localchat.server.chat.custom_tools import PARAMETERS, arguments_of, description_of
 from localchat.server.chat.media import MediaReader
 from localchat.server.chat.messages import content_of, engine_role, text_of
 from localchat.server.chat.options import GenerationFields
@@ -16,7 +15,7 @@ from localchat.server.chat.request import ChatRequest
 from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, answer_fields
 from localchat.server.chat.tools import ChatTool, FunctionDefinition, ToolChoice
 from localchat.server.errors import ApiError, bad_request, missing_field
-from localchat.server.openai_responses.mcp import PENDING, ApprovedCall, McpRequest, error_text
+from localchat.server.openai_responses.mcp import McpRequest, error_text
 from localchat.server.openai_responses.protocol import (
     InputItem,
     ReasoningConfig,
@@ -26,7 +25,7 @@ from localchat.server.openai_responses.protocol import (
     TextFormat,
 )
 
-_CALLABLE: Final = ("function", "custom", "namespace", "mcp")
+_CALLABLE: Final = ("function", "namespace", "mcp")
 """Types of tools that a model can call here. The server runs those of `mcp`, and the client the others."""
 _LOGPROBS: Final = "message.output_text.logprobs"
 _FIELD_NAMES: Final = {
@@ -44,8 +43,6 @@ class ToolName(NamedTuple):
     name: str
     namespace: str = ""
     """Empty for a tool without a namespace."""
-    custom: bool = False
-    """True if the tool takes a text instead of arguments."""
 
     @property
     def model_name(self) -> str:
@@ -63,7 +60,7 @@ class ResponsesChat(NamedTuple):
     """The client's names of its tools, by the names that the model sees."""
     mcp: McpRequest
     ignored: tuple[str, ...] = ()
-    """Tools that are left out, because they run on other servers."""
+    """Types of tools that are left out."""
 
 
 def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
@@ -76,19 +73,16 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
         )
     tools = [named for index, tool in enumerate(body.tools or ()) for named in _tools(index, tool)]
     servers = [tool for tool in body.tools or () if tool.type == "mcp"]
-    choice, allowed, labels = _tool_choice(body.tool_choice)
+    choice, allowed = _tool_choice(body.tool_choice)
     if allowed is not None:
         tools = [(tool, name) for tool, name in tools if name in allowed]
-        servers = [tool for tool in servers if tool.server_label in labels]
+        servers = []
     logprobs = _LOGPROBS in (body.include or ())
     conversation = _conversation(body.input, media)
     messages = conversation.messages()
-    forced: ResponsesToolChoice | str | None = None
-    if servers and choice.name is None and choice.mode not in ("auto", "none"):
-        # The tools of the servers are not known yet.
-        forced = choice.mode
-        if isinstance(body.tool_choice, ResponsesToolChoice) and body.tool_choice.type == "mcp":
-            forced = body.tool_choice
+    # The tools of the servers are not known yet.
+    required = bool(servers) and choice.name is None and choice.mode == "required"
+    if required:
         choice = ToolChoice("auto")
     if body.instructions:
         messages.insert(0, Message("system", body.instructions))
@@ -119,13 +113,7 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
         format_field="text.format",
     )
     names = {name.model_name: name for _, name in tools}
-    mcp = McpRequest(
-        tuple(servers),
-        tuple(conversation.approved),
-        frozenset(conversation.listed),
-        forced,
-        body.max_tool_calls,
-    )
+    mcp = McpRequest(tuple(servers), frozenset(conversation.listed), required)
     return ResponsesChat(chat, names, mcp, _ignored_tools(body.tools or ()))
 
 
@@ -164,7 +152,7 @@ def _conversation(source: str | list[InputItem] | None, media: MediaReader) -> "
         items = source
     elif source:
         items = [InputItem(role="user", content=source)]
-    builder = _MessageBuilder(media, items)
+    builder = _MessageBuilder(media)
     for index, item in enumerate(items):
         builder.add(item, f"input[{index}]")
     return builder
@@ -173,18 +161,12 @@ def _conversation(source: str | list[InputItem] | None, media: MediaReader) -> "
 class _MessageBuilder:
     """Joins items to messages: reasoning, text and calls of one answer arrive as separate items."""
 
-    def __init__(self, media: MediaReader, items: Sequence[InputItem]) -> None:
-        self.approved: list[ApprovedCall] = []
+    def __init__(self, media: MediaReader) -> None:
         self.listed: set[str] = set()
         """See McpRequest."""
         self._media = media
         self._messages: list[Message] = []
         self._assistant: Message | None = None
-        self._approval_requests = {
-            item.id: item for item in items if item.type == "mcp_approval_request"
-        }
-        self._answered = {item.approval_request_id for item in items if item.type == "mcp_call"}
-        """Approval requests whose calls have run."""
 
     def messages(self) -> list[Message]:
         self._flush()
@@ -204,12 +186,8 @@ class _MessageBuilder:
             case "reasoning":
                 self._add_reasoning(item, path)
             case "function_call":
-                arguments = _required(item.arguments, f"{path}.arguments")
-                self._add_call(item, arguments, path)
-            case "custom_tool_call":  # from an answer of another server
-                text = _required(item.input, f"{path}.input")
-                self._add_call(item, arguments_of(text), path)
-            case "function_call_output" | "custom_tool_call_output":
+                self._add_call(item, path)
+            case "function_call_output":
                 result = content_of(item.output, f"{path}.output", self._media)
                 call = _required(item.call_id, f"{path}.call_id")
                 self._append(
@@ -219,10 +197,6 @@ class _MessageBuilder:
                 self.listed.add(_required(item.server_label, f"{path}.server_label"))
             case "mcp_call":
                 self._add_mcp_call(item, path)
-            case "mcp_approval_request":
-                pass  # its response follows
-            case "mcp_approval_response":
-                self._add_approval(item, path)
             case "item_reference":
                 raise bad_request(
                     "The item refers to an earlier response, but this server stores none: send the whole item "
@@ -261,7 +235,8 @@ class _MessageBuilder:
         if text:
             self._assistant = Message("assistant", reasoning=text)
 
-    def _add_call(self, item: InputItem, arguments: str, path: str) -> None:
+    def _add_call(self, item: InputItem, path: str) -> None:
+        arguments = _required(item.arguments, f"{path}.arguments")
         name = ToolName(_required(item.name, f"{path}.name"), item.namespace or "")
         call = CalledTool(
             name.model_name, arguments or "{}", _required(item.call_id, f"{path}.call_id")
@@ -275,42 +250,12 @@ class _MessageBuilder:
         text = text_of(item.output, f"{path}.output")
         if item.error:
             text = f"Error: {error_text(item.error)}"
-        self._add_server_call(item, id_, path)
-        self._append(Message("tool", text or "(no output)", tool_call_id=id_))
-
-    def _add_approval(self, item: InputItem, path: str) -> None:
-        """Add a call that the client has approved or refused. Raises ApiError."""
-        id_ = _required(item.approval_request_id, f"{path}.approval_request_id")
-        if id_ in self._answered:
-            return
-        request = self._approval_requests.get(id_)
-        if request is None:
-            raise bad_request(
-                f"The approval request {id_[:50]!r} is not in 'input'. This server stores no responses: send "
-                "the whole conversation.",
-                param=f"{path}.approval_request_id",
-            )
-        self._add_server_call(request, id_, path)
-        if item.approve:
-            self.approved.append(
-                ApprovedCall(
-                    id_, request.server_label or "", request.name or "", request.arguments or "{}"
-                )
-            )
-            self._append(Message("tool", PENDING, tool_call_id=id_))
-            return
-        text = "Error: the user refused this call; do not try it again"
-        if item.reason:
-            text += f". The user says: {item.reason}"
-        self._append(Message("tool", text, tool_call_id=id_))
-
-    def _add_server_call(self, item: InputItem, id_: str, path: str) -> None:
         name = tool_name(
             _required(item.server_label, f"{path}.server_label"),
             _required(item.name, f"{path}.name"),
         )
-        arguments = _required(item.arguments, f"{path}.arguments")
-        self._add_call(InputItem(name=name, call_id=id_), arguments, path)
+        self._add_call(InputItem(name=name, call_id=id_, arguments=item.arguments), path)
+        self._append(Message("tool", text or "(no output)", tool_call_id=id_))
 
 
 def _required(value: str | None, path: str) -> str:
@@ -324,30 +269,23 @@ def _tools(
 ) -> Sequence[tuple[ChatTool, ToolName]]:
     """Return the functions of an entry, with the client's names.
 
-    Tools that run on other servers, such as search, are left out: clients always send them, even if they do
+    Other tools are left out, such as a search on OpenAI's servers: clients always send them, even if they do
     not need them.
     """
     path = f"tools[{index}].name"
     match tool.type:
         case "function":
             name = ToolName(_required(tool.name, path), namespace)
-            description = tool.description
-            parameters = tool.parameters
-            strict = tool.strict
-        case "custom":
-            name = ToolName(_required(tool.name, path), namespace, custom=True)
-            description = description_of(tool.description, tool.format)
-            parameters = PARAMETERS
-            strict = None
+            function = FunctionDefinition(
+                name.model_name, tool.description, tool.parameters, tool.strict
+            )
+            return [(ChatTool(function), name)]
         case "namespace" if not namespace:
             name_space = _required(tool.name, path)
             return [
                 named for inner in tool.tools or () for named in _tools(index, inner, name_space)
             ]
-        case _:
-            return []
-    function = FunctionDefinition(name.model_name, description, parameters, strict)
-    return [(ChatTool(function), name)]
+    return []
 
 
 def _ignored_tools(tools: Sequence[ResponsesTool]) -> tuple[str, ...]:
@@ -360,35 +298,26 @@ def _ignored_tools(tools: Sequence[ResponsesTool]) -> tuple[str, ...]:
 
 def _tool_choice(
     choice: str | ResponsesToolChoice | None,
-) -> tuple[ToolChoice, Sequence[ToolName] | None, Sequence[str | None]]:
-    """Return the tool choice, and the tools and labels of MCP servers that it allows.
-
-    Without a list of allowed tools, the second value is None, and all are allowed.
-    """
+) -> tuple[ToolChoice, Sequence[ToolName] | None]:
+    """Return the tool choice, and the functions that it allows. None: all are allowed."""
     if choice is None or isinstance(choice, str):
-        return ToolChoice(choice or "auto"), None, ()
-    match choice.type:
-        case "function" | "custom":
-            name = _tool_name(choice, "tool_choice.name").model_name
-            return ToolChoice(name=name, param="tool_choice.function.name"), None, ()
-        case "mcp":
-            return ToolChoice("required"), None, ()
-        case "allowed_tools":
-            tools = choice.tools or ()
-            allowed = [
-                _tool_name(tool, f"tool_choice.tools[{index}].name")
-                for index, tool in enumerate(tools)
-                if tool.type in ("function", "custom")
-            ]
-            labels = [tool.server_label for tool in tools if tool.type == "mcp"]
-            return ToolChoice(choice.mode or "auto"), allowed, labels
-    raise bad_request(
-        f"A tool of type {choice.type[:50]!r} cannot be called here.", param="tool_choice.type"
-    )
+        return ToolChoice(choice or "auto"), None
+    if choice.type == "allowed_tools":
+        allowed = [
+            _tool_name(tool, f"tool_choice.tools[{index}]")
+            for index, tool in enumerate(choice.tools or ())
+        ]
+        return ToolChoice(choice.mode or "auto"), allowed
+    name = _tool_name(choice, "tool_choice").model_name
+    return ToolChoice(name=name, param="tool_choice.function.name"), None
 
 
 def _tool_name(tool: ResponsesToolChoice, path: str) -> ToolName:
-    return ToolName(_required(tool.name, path), tool.namespace or "", tool.type == "custom")
+    if tool.type != "function":
+        raise bad_request(
+            f"A tool of type {tool.type[:50]!r} cannot be chosen here.", param=f"{path}.type"
+        )
+    return ToolName(_required(tool.name, f"{path}.name"), tool.namespace or "")
 
 
 def _format(format_: TextFormat) -> ResponseFormat:

@@ -7,12 +7,11 @@ from typing import Any, Literal, TypeAlias
 
 from localchat.engine.events import Done, Usage
 from localchat.server.chat.content_blocks import ContentBlock
-from localchat.server.chat.custom_tools import input_of
 from localchat.server.chat.logprobs import chat_logprobs
 from localchat.server.errors import ApiError
 from localchat.server.formatters import new_id
 from localchat.server.generation import ChoiceEnd
-from localchat.server.openai_responses.mcp import McpName, McpTools, error_json
+from localchat.server.openai_responses.mcp import McpListing, McpName, error_json
 from localchat.server.openai_responses.protocol import ReasoningConfig, ResponsesBody, TextFormat
 from localchat.server.openai_responses.requests import ToolName
 from localchat.server.timings import answer_timings
@@ -30,7 +29,9 @@ class ResponseObject:
     """The request. The response repeats a part of it."""
     tool_names: Mapping[str, ToolName]
     """See ResponsesChat."""
-    mcp: McpTools = field(default_factory=McpTools)
+    mcp_names: Mapping[str, McpName] = field(default_factory=dict)
+    """The client's names of MCP tools, by the names that the model sees."""
+    listings: Sequence[McpListing] = ()
     id: str = field(default_factory=lambda: new_id("resp_"))
     created_s: int = field(default_factory=lambda: int(time.time()))
 
@@ -96,19 +97,12 @@ class ResponseObject:
         """Return the MCP tool that a block calls. None for other blocks."""
         if block.kind != "call":
             return None
-        return self.mcp.names.get(block.name)
-
-    def asks(self, block: ContentBlock) -> bool:
-        """Return True for a call of an MCP tool that becomes a request for approval."""
-        name = self.mcp_name(block)
-        return name is not None and name.needs_approval and block.id not in self.mcp.approved_ids
+        return self.mcp_names.get(block.name)
 
     def item_id(self, block: ContentBlock) -> str:
         """Return a new id for the item of a block."""
         prefix = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}[block.kind]
-        if self.asks(block):
-            prefix = "mcpr_"
-        elif self.mcp_name(block) is not None:
+        if self.mcp_name(block) is not None:
             prefix = "mcp_"
         return new_id(prefix)
 
@@ -126,30 +120,23 @@ class ResponseObject:
                 item = self._mcp_item(block, name, status)
             case "call":
                 tool = self.tool_name(block)
-                item = {"type": "function_call", "status": status}
-                if tool.custom:
-                    item["type"] = "custom_tool_call"
-                else:
-                    item["arguments"] = block.text
+                item = {"type": "function_call", "status": status, "arguments": block.text}
                 item |= {"call_id": block.id, "name": tool.name}
-                if tool.custom:
-                    item["input"] = "" if is_empty else input_of(block.text)
                 if tool.namespace:
                     item["namespace"] = tool.namespace
         return {"id": id_, **item}
 
     def _mcp_item(self, block: ContentBlock, name: McpName, status: Status) -> Json:
         item: Json = {
-            "type": "mcp_approval_request",
+            "type": "mcp_call",
             "server_label": name.label,
             "name": name.name,
             "arguments": block.text,
+            "status": status,
+            "approval_request_id": None,
+            "output": None,
+            "error": None,
         }
-        if self.asks(block):
-            return item
-        approval_id = block.id if block.id in self.mcp.approved_ids else None
-        item |= {"type": "mcp_call", "status": status, "approval_request_id": approval_id}
-        item |= {"output": None, "error": None}
         if block.outcome is not None and block.outcome.error:
             item |= {"status": "failed", "error": error_json(block.outcome.error)}
         elif block.outcome is not None:

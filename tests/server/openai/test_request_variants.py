@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from localchat.engine.events import Finished, Prefill, Text, ToolCall
-from localchat.engine.request import CalledTool, Grammar, Message, Sampling, TokenIds
+from localchat.engine.events import Finished, Prefill, Text
+from localchat.engine.request import Grammar, Sampling, TokenIds
 from localchat.engine.request import TextPrompt as Prompt
 from localchat.errors import ContextExceeded
 from tests.support.http_server import NAME, Reply, Stage, ask, chat, message, respond
@@ -109,74 +109,12 @@ def test_refusal_of_a_tool_without_function_names_the_field(stage: Stage) -> Non
     assert error["code"] == "missing_required_parameter"
 
 
-# ---------------------------------------------------------------------------- functions, before tools
-
-
 @pytest.mark.parametrize(
-    ("call", "sent"), [(None, "auto"), ("none", "none"), ({"name": "wait"}, "wait")]
+    "fields", [{"functions": [LOOK]}, {"messages": [{"role": "user", "function_call": LOOK}]}]
 )
-def test_functions_are_tools_of_which_one_is_called(stage: Stage, call: Any, sent: str) -> None:
-    chat(stage, functions=[LOOK, WAIT], function_call=call)
-    assert stage.prompt.tools == tuple(TOOLS)
-    assert (stage.prompt.tool_choice, stage.prompt.parallel_tool_calls) == (sent, False)
-
-
-def test_call_is_written_as_function_or_tool_as_requested(stage: Stage) -> None:
-    word = stage.plays(
-        "older",
-        ToolCall(0, 0, name="look", arguments=""),
-        ToolCall(0, 0, arguments='{"a":1}'),
-        Finished(0, "stop"),
-    )
-    whole = chat(stage, word, functions=[LOOK]).json["choices"][0]
-    assert whole["message"] == {
-        "role": "assistant",
-        "content": None,
-        "refusal": None,
-        "function_call": {"name": "look", "arguments": '{"a":1}'},
-    }
-    assert whole["finish_reason"] == "function_call"
-    *deltas, end = [
-        chunk["choices"][0]
-        for chunk in chat(stage, word, functions=[LOOK], stream=True).chunks_json
-    ]
-    assert [choice["delta"] for choice in deltas[1:]] == [
-        {"function_call": {"arguments": "", "name": "look"}},
-        {"function_call": {"arguments": '{"a":1}'}},
-    ]
-    assert (end["delta"], end["finish_reason"]) == ({}, "function_call")
-
-
-def test_where_there_are_tools_functions_count_for_nothing(stage: Stage) -> None:
-    word = stage.plays("newer", ToolCall(0, 0, name="look"), Finished(0, "stop"))
-    whole = chat(stage, word, functions=[WAIT], tools=[TOOLS[0]]).json["choices"][0]
-    assert whole["finish_reason"] == "tool_calls"
-    assert stage.prompt.tools == (TOOLS[0],)
-
-
-def test_without_a_call_functions_change_nothing_in_the_answer(stage: Stage) -> None:
-    word = stage.plays("talks", Text(0, "No."), Finished(0, "stop"))
-    whole = chat(stage, word, functions=[LOOK]).json["choices"][0]
-    assert whole["message"] == {"role": "assistant", "content": "No.", "refusal": None}
-    assert whole["finish_reason"] == "stop"
-
-
-def test_a_call_of_a_function_stays_in_the_conversation(stage: Stage) -> None:
-    messages = [
-        {"role": "user", "content": "Look."},
-        {
-            "role": "assistant",
-            "content": None,
-            "function_call": {"name": "look", "arguments": "{}"},
-        },
-        {"role": "function", "name": "look", "content": "A tree."},
-    ]
-    assert chat(stage, messages=messages).status == 200
-    assert stage.prompt.messages == (
-        Message("user", "Look."),
-        Message("assistant", "", tool_calls=(CalledTool("look", "{}"),)),
-        Message("tool", "A tree.", name="look"),
-    )
+def test_functions_before_tools_are_refused(stage: Stage, fields: dict[str, Any]) -> None:
+    reply = chat(stage, **fields)
+    assert (reply.status, reply.error["code"]) == (400, "unsupported_parameter")
 
 
 # ---------------------------------------------------------------------------- other protocols

@@ -7,7 +7,6 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
-from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from pydantic import TypeAdapter
 
 from localchat.engine.events import Finished, Reasoning, Text, TokenLogprob, ToolCall
@@ -43,7 +42,6 @@ def valid(kind: Any, data: str | bytes) -> None:
         ("hi", {"n": 2}),
         ("sure", {"logprobs": True, "top_logprobs": 2}),
         ("calls", {"tools": [TOOL]}),
-        ("calls", {"functions": [FUNCTION]}),
     ],
     ids=str,
 )
@@ -63,7 +61,6 @@ def test_chats_are_of_their_types(stage: Stage, word: str, fields: dict[str, Any
     [
         ("hi", {}),
         ("calls", {"tools": [{"type": "function", "strict": True, **FUNCTION}]}),
-        ("calls", {"tools": [{"type": "custom", "name": "look"}]}),
         ("sure", {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
         (
             "hi",
@@ -92,4 +89,3 @@ def test_other_answers_are_of_their_types(stage: Stage) -> None:
     valid(Completion, ask(stage, "/v1/completions", {"prompt": "a", "logprobs": 1}).body)
     valid(CreateEmbeddingResponse, ask(stage, "/v1/embeddings", {"input": "a"}).body)
     valid(Model, ask(stage, "/v1/models/scripted").body)
-    valid(InputTokenCountResponse, ask(stage, "/v1/responses/input_tokens", {"input": "a"}).body)

@@ -282,12 +282,11 @@ def test_a_role_that_is_not_known_is_refused_by_its_place_in_the_input(stage: St
     assert (reply.status, reply.error["param"]) == (400, "input[1].role")
 
 
-def test_a_free_call_of_another_servers_answer_is_read_as_a_function_call(stage: Stage) -> None:
-    call = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": '"a"'}
-    output = {"type": "custom_tool_call_output", "call_id": "c", "output": "done"}
-    assert respond(stage, [{"role": "user", "content": "x"}, call, output]).status == 200
-    assert stage.prompt.messages[1].tool_calls == (CalledTool("patch", '{"input":"\\"a\\""}', "c"),)
-    assert stage.prompt.messages[2].content == "done"
+def test_a_custom_tool_is_left_out_and_named(stage: Stage) -> None:
+    custom = {"type": "custom", "name": "patch", "format": {"type": "text"}}
+    reply = respond(stage, tools=[TOOL, custom])
+    assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["look"]
+    assert reply.headers["x-localchat-ignored"] == "tools.custom"
 
 
 def test_instructions_alone_can_be_answered(stage: Stage) -> None:
