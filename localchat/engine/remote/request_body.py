@@ -145,6 +145,8 @@ def _chat(messages: Messages, to_localchat: bool) -> dict[str, Any]:
         extra |= {"tools": list(messages.tools), "tool_choice": choice}
         if not messages.parallel_tool_calls:
             extra["parallel_tool_calls"] = False
+        if to_localchat and messages.bind_arguments:
+            extra["bind_arguments"] = True
     return {"messages": [_message(message) for message in messages.messages], **extra}
 
 

@@ -38,6 +38,8 @@ class ChatRequest:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     single_call: bool = False
     """End the answer after its first tool call."""
+    bind_arguments: bool = False
+    """See Messages."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     reasoning_effort: str | None = None
     """OpenAI's name of an effort."""
@@ -99,6 +101,7 @@ def conversation(chat: ChatRequest, limits: ServerLimits) -> Messages:
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=not chat.single_call,
+        bind_arguments=chat.bind_arguments,
         template_options=options,
         thinking=thinking,
         think_budget=budget,

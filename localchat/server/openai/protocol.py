@@ -220,6 +220,8 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     tools: list[ChatTool] | None = None
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    bind_arguments: bool | None = None
+    """Bind the arguments of calls to their schemas. From another localchat."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None

@@ -53,6 +53,7 @@ def as_chat(body: ChatBody, media: MediaReader) -> ChatRequest:
         tools=body.tools or (),
         tool_choice=_tool_choice(body.tool_choice),
         single_call=body.parallel_tool_calls is False,
+        bind_arguments=bool(body.bind_arguments),
         template_options=template_options,
         reasoning_effort=effort,
         think_budgets=(

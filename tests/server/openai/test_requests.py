@@ -365,6 +365,8 @@ def test_one_call_is_enough_where_a_client_wants_one(stage: Stage) -> None:
     whole = chat(stage, word, parallel_tool_calls=True).json["choices"][0]
     assert [c["function"]["name"] for c in whole["message"]["tool_calls"]] == ["look", "wait"]
     assert conversation(stage).parallel_tool_calls
+    chat(stage, word, bind_arguments=True)
+    assert conversation(stage).bind_arguments
     one = chat(stage, word, parallel_tool_calls=False).json["choices"][0]
     assert not conversation(stage).parallel_tool_calls
     assert [c["function"]["name"] for c in one["message"]["tool_calls"]] == ["look"]
