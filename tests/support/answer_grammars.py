@@ -24,7 +24,6 @@ SIGNS = {
     "hunyuan": "<tool_call:opensource>",
     "minimax-1": "<tool_calls>",
     "minimax-2": "<minimax:tool_call>",
-    "minimax-3": "]<]minimax[>[",
     "muse": "<atem:function_calls><|message|>",
     "minicpm": '<function name="<param name="',
     "deepseek-v3.2": "<｜DSML｜function_calls>",

@@ -72,10 +72,6 @@ FORMS = {
     "minimax-2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="town">Köln</parameter>\n'
     '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="get_time">\n</invoke>\n'
     "</minimax:tool_call>",
-    "minimax-3": "]<]minimax[>[<tool_call>\n"
-    ']<]minimax[>[<invoke name="get_weather">]<]minimax[>[<town>Köln]<]minimax[>[</town>'
-    "]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n"
-    ']<]minimax[>[<invoke name="get_time">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
     "muse": '<atem:function_calls>\n<atem:invoke name="get_weather">\n'
     '<atem:parameter name="town">Köln</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
     '</atem:invoke>\n<atem:invoke name="get_time">\n</atem:invoke>\n</atem:function_calls>',

@@ -145,21 +145,6 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
         inner_tags=("<|start|>", "<|message|>", "<|eom|>"),
     ),
     ToolCallFamily(
-        "minimax-3",
-        signs=("]<]minimax[>[",),
-        syntax=ToolCallSyntax(
-            head=']<]minimax[>[<invoke name="',
-            middle='">',
-            tail="]<]minimax[>[</invoke>",
-            begin="]<]minimax[>[<tool_call>\n",
-            end="\n]<]minimax[>[</tool_call>",
-            notation="minimax",
-        ),
-        opens=("]<]minimax[>[<tool_call>", ']<]minimax[>[<invoke name="'),
-        closes=("]<]minimax[>[</tool_call>",),
-        inner_tags=("]<]minimax[>[",),
-    ),
-    ToolCallFamily(
         "minimax-2",
         signs=("<minimax:tool_call>",),
         syntax=tagged(family.INVOKE, begin="<minimax:tool_call>\n", end="\n</minimax:tool_call>"),

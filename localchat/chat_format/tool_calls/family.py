@@ -109,7 +109,7 @@ class ToolCallSyntax:
     begin: str = ""
     between: str = "\n"
     end: str = ""
-    notation: Literal["json", "tags", "python", "gemma", "minimax"] = "json"
+    notation: Literal["json", "tags", "python", "gemma"] = "json"
     """Notation of the arguments."""
     tags: TagSyntax | None = None
     """Set for the notation `tags`."""

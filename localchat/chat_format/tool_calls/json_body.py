@@ -6,9 +6,9 @@ lines.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 BLANKS = " \t\r\n"
 _CLOSERS = {"{": "}", "[": "]"}
@@ -203,41 +203,6 @@ class CallBody(Protocol):
     def finish(self) -> None:
         """Handle the end of the answer."""
         ...
-
-
-class IncrementalBody:
-    """CallBody that reads token by token.
-
-    `_step` moves text from `_buffer` to `_out`. It returns False if it needs more text.
-    """
-
-    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        """schemas: parameters of the offered tools by name."""
-        self.state: State = "open"
-        self.name = ""
-        self._schemas = schemas
-        self._buffer = ""
-        self._out: list[str] = []
-
-    def feed(self, text: str) -> str:
-        """See CallBody."""
-        self._buffer += text
-        while self.state == "open" and self._step():
-            pass
-        if self.state == "open":
-            return ""
-        remaining = self._buffer
-        self._buffer = ""
-        return remaining
-
-    def arguments(self) -> str:
-        """See CallBody."""
-        out = "".join(self._out)
-        self._out.clear()
-        return out
-
-    def _step(self) -> bool:
-        raise NotImplementedError
 
 
 class Arguments:

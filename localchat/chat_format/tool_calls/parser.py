@@ -13,7 +13,6 @@ from typing import Any, Literal
 from localchat.chat_format.parser import Answer, Call, Part, find_first, partial_tag_start
 from localchat.chat_format.tool_calls.family import TAG_FIRST, ToolCallFamily
 from localchat.chat_format.tool_calls.json_body import CallBody, JsonBody
-from localchat.chat_format.tool_calls.minimax_body import INVOKE, MinimaxBody
 from localchat.chat_format.tool_calls.python_body import NameFirstBody
 from localchat.chat_format.tool_calls.xml_body import XmlBody
 
@@ -22,7 +21,7 @@ _TAIL = re.compile(r"\s*`{1,3}\w{0,12}\Z")
 _FENCE = re.compile(r"`{3}\w*\Z")
 _MAX_TAIL = 40
 _START = re.compile(r"\s*(`{3}\w{0,12}\s*)?\[?\s*")
-_FIRST_TAGS = (*(syntax.name[0] for syntax in TAG_FIRST), INVOKE)
+_FIRST_TAGS = tuple(syntax.name[0] for syntax in TAG_FIRST)
 _PYTHON_FENCE = "```tool_code"
 _FENCED_OBJECT = re.compile(r"(?<!`)`{3}(?:json|tool_call|xml)?\s*(?=\{)")
 """Start of a code block with an object. Small models write it instead of a tag."""
@@ -184,8 +183,6 @@ class CallParser:
             return self._give_up(parts)
         if text[0] == "{":
             self._begin(self._json_body())
-        elif tag == INVOKE:
-            self._begin(MinimaxBody(self._schemas))
         elif tag:
             syntax = next(syntax for syntax in TAG_FIRST if syntax.name[0] == tag)
             self._begin(XmlBody(syntax, self._schemas))

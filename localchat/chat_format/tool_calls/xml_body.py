@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from localchat.chat_format.parser import find_first, partial_tag_start
 from localchat.chat_format.tool_calls.family import TagSyntax
-from localchat.chat_format.tool_calls.json_body import Arguments, IncrementalBody
+from localchat.chat_format.tool_calls.json_body import Arguments, State
 
 _MAX_NAME = 256
 _MAX_PYTHON = 2_000
@@ -21,11 +21,19 @@ _DECLARES_TEXT = re.compile(r'\bstring="true"|\btype="string"')
 _DECLARES_OTHER = re.compile(r'\bstring="false"|\btype="(?!string")')
 
 
-class XmlBody(IncrementalBody):
-    """Reads a call, starting with its first tag, or with its name if the name has no tag."""
+class XmlBody:
+    """Reads a call, starting with its first tag, or with its name if the name has no tag.
+
+    `_step` moves text from `_buffer` to `_out`. It returns False if it needs more text.
+    """
 
     def __init__(self, syntax: TagSyntax, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        super().__init__(schemas)
+        """schemas: parameters of the offered tools by name."""
+        self.state: State = "open"
+        self.name = ""
+        self._schemas = schemas
+        self._buffer = ""
+        self._out: list[str] = []
         self._syntax = syntax
         self._quoted = syntax.name[0].endswith('"')
         self._end = syntax.value[1].strip()
@@ -40,6 +48,23 @@ class XmlBody(IncrementalBody):
         self._streams = False
         self._count = 0
         self._object = Arguments()
+
+    def feed(self, text: str) -> str:
+        """See CallBody."""
+        self._buffer += text
+        while self.state == "open" and self._step():
+            pass
+        if self.state == "open":
+            return ""
+        remaining = self._buffer
+        self._buffer = ""
+        return remaining
+
+    def arguments(self) -> str:
+        """See CallBody."""
+        out = "".join(self._out)
+        self._out.clear()
+        return out
 
     def finish(self) -> None:
         if self.state != "open":

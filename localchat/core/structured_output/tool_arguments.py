@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from localchat.chat_format.tool_calls.family import TagSyntax, ToolCallSyntax
-from localchat.chat_format.tool_calls.minimax_body import MARK
 from localchat.core.structured_output.compiler import with_style
 from localchat.core.structured_output.lark import TagTerms, json_rule, literal
 
@@ -42,8 +41,6 @@ def argument_rules(
             return _python(rule, schema)
         case "gemma":
             return _gemma(rule, schema, markup)
-        case "minimax":
-            return _minimax(rule, schema, markup)
 
 
 def _properties(schema: Schema) -> list[tuple[str, Schema, bool]]:
@@ -199,35 +196,3 @@ def _gemma_value(rule: str, value: Schema, root: Schema, markup: TagTerms) -> tu
         f"{anything}: {alternatives}",
         *markup.up_to(f"{rule}_text", _QUOTE),
     ]
-
-
-def _minimax(rule: str, schema: Schema, markup: TagTerms) -> list[str]:
-    lines = []
-    terms = []
-    for index, (key, value, required) in enumerate(_properties(schema)):
-        argument = f"{rule}_{index}"
-        terms.append(argument if required else f"{argument}?")
-        term, lines_after = _minimax_value(argument, key, value, schema, markup)
-        lines += [f"{argument}: {term}", *lines_after]
-    return [f"{rule}: {' '.join(terms) or literal('')}", *lines]
-
-
-def _minimax_value(
-    rule: str, tag: str, value: Schema, root: Schema, markup: TagTerms
-) -> tuple[str, list[str]]:
-    """Return the term of a value between its tags, and the rules that it needs."""
-    begin = markup.terms(f"{MARK}<{tag}>")
-    end = f"{MARK}</{tag}>"
-    kind = _kind(value)
-    close = markup.terms(end)
-    if choices := _choices(value):
-        return f"{begin} ({' | '.join(map(literal, choices))}) {close}", []
-    if kind == "string":
-        return f"{begin} {rule}_text", markup.up_to(f"{rule}_text", end)
-    if kind == "object" and _properties(value):
-        return f"{begin} {rule}_all {close}", _minimax(f"{rule}_all", value, markup)
-    items = value.get("items")
-    if kind == "array" and isinstance(items, Mapping):
-        term, lines = _minimax_value(f"{rule}_item", "item", items, root, markup)
-        return f"{begin} ({term})* {close}", lines
-    return f"{begin} ({_json(value, root)}) {close}", []

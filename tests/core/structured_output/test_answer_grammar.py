@@ -31,9 +31,7 @@ from tests.support.tool_calls import NAMED, TOOLS
 TOKENIZER = ScriptedTokenizer()
 LEXICON = llguidance_tokenizer(TOKENIZER)
 GRAMMARS = GrammarCompiler(TOKENIZER)
-BARE = tuple(
-    style for style in SIGNS if NAMED[style].syntax.notation in ("tags", "gemma", "minimax")
-)
+BARE = tuple(style for style in SIGNS if NAMED[style].syntax.notation in ("tags", "gemma"))
 """Where strings stand bare: any letter is one of theirs."""
 
 
