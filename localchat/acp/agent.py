@@ -1,13 +1,11 @@
 """The agent: sessions of a client, each a chat session with tools on the folder of the client's project.
 
-Each session has its model, of which one is loaded at a time, and a conversation of the history, whose id is the
-id of the session.
+All sessions use one model. Each has a conversation of the history, whose id is the id of the session.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +17,6 @@ from acp import (
     NewSessionResponse,
     PromptResponse,
     RequestError,
-    SetSessionConfigOptionResponse,
     SetSessionModeResponse,
 )
 from acp.interfaces import Client
@@ -27,21 +24,16 @@ from acp.schema import (
     AgentCapabilities,
     AvailableCommand,
     AvailableCommandsUpdate,
-    ConfigOptionUpdate,
     Implementation,
-    ListSessionsResponse,
     McpCapabilities,
     PromptCapabilities,
-    SessionCapabilities,
-    SessionInfo,
-    SessionListCapabilities,
     StopReason,
     UsageUpdate,
 )
 
 from localchat import __version__
-from localchat.acp.config_options import ConfigOptions, Mode, config_options, mode_state, modes_of
 from localchat.acp.content import PassedServer, PromptBlock, passed_servers, question_of
+from localchat.acp.modes import mode_state, modes_of
 from localchat.acp.view import ClientView
 from localchat.chat.conversation import Conversation
 from localchat.errors import LocalchatError, UsageError
@@ -57,7 +49,6 @@ from localchat.tools.tool import Effect
 
 _COMMANDS: Final = tuple(row for row in COMMANDS if row.name in ("undo", "compact"))
 """Slash commands that clients offer. For the others they have means of their own."""
-_LISTED: Final = 50
 
 
 @dataclass(slots=True)
@@ -88,12 +79,8 @@ class LocalchatAgent:
         open_history: Callable[[], History],
         *,
         allowed: frozenset[Effect] = frozenset(),
-        list_models: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`open_history` is called for each session. `allowed`: effects that need no consent.
-
-        `list_models` returns the names of the models to choose from. It may read files.
-        """
+        """`open_history` is called for each session. `allowed`: effects that need no consent."""
         self._context = context
         self._setup = setup
         self._engines = engines
@@ -101,11 +88,7 @@ class LocalchatAgent:
         self._allowed = allowed
         self._sessions: dict[str, OpenSession] = {}
         self._client: Client | None = None
-        self._tools = setup.settings.tools
-        self._list_models = list_models
-        self._models: Sequence[str] = ()
-        self._loaded = setup.options
-        """Model and options that the engine was opened with."""
+        self._modes = modes_of(setup.model.word, setup.settings.tools)
 
     def on_connect(self, conn: Client) -> None:
         """Use this client for updates and questions."""
@@ -128,7 +111,6 @@ class LocalchatAgent:
                     image="image" in media, audio="audio" in media, embedded_context=True
                 ),
                 mcp_capabilities=McpCapabilities(http=True),
-                session_capabilities=SessionCapabilities(list=SessionListCapabilities()),
             ),
             auth_methods=[],
         )
@@ -143,7 +125,9 @@ class LocalchatAgent:
         system = self._setup.settings.system or ""
         conversation = Conversation(model=self._setup.model.word, system=system)
         opened = self._open(conversation, cwd, mcp_servers or [])
-        return NewSessionResponse(session_id=conversation.id, **await self._choices(opened))
+        return NewSessionResponse(
+            session_id=conversation.id, modes=mode_state(self._modes, opened.mode)
+        )
 
     async def load_session(
         self,
@@ -163,22 +147,7 @@ class LocalchatAgent:
         opened = self._open(conversation, cwd, mcp_servers or [])
         opened.view.replay(transcript_blocks(conversation))
         await opened.view.flush()
-        return LoadSessionResponse(**await self._choices(opened))
-
-    async def list_sessions(self, cwd: str | None = None, **_: Any) -> ListSessionsResponse:
-        """Return the latest conversations. The history does not know their folders."""
-        with self._open_history() as history:
-            summaries = await asyncio.to_thread(history.list, _LISTED)
-        sessions = [
-            SessionInfo(
-                session_id=summary.id,
-                cwd=cwd or str(Path.cwd()),
-                title=summary.title,
-                updated_at=datetime.fromtimestamp(summary.updated_s, UTC).isoformat(),
-            )
-            for summary in summaries
-        ]
-        return ListSessionsResponse(sessions=sessions)
+        return LoadSessionResponse(modes=mode_state(self._modes, opened.mode))
 
     def _open(
         self, conversation: Conversation, cwd: str, servers: list[PassedServer]
@@ -199,7 +168,7 @@ class LocalchatAgent:
         session.tools.allowed = self._allowed
         opened = OpenSession(session, view, cwd)
         self._sessions[conversation.id] = opened
-        self._set_mode(opened, next(iter(self._modes(opened))))
+        self._set_mode(opened, next(iter(self._modes)))
         commands = [
             AvailableCommand(name=command.name, description=command.about) for command in _COMMANDS
         ]
@@ -212,12 +181,11 @@ class LocalchatAgent:
 
     def _set_mode(self, opened: OpenSession, mode: str) -> None:
         """Turn on the tools of a mode, and the servers that the client passed. Raises RequestError."""
-        modes = self._modes(opened)
-        if mode not in modes:
+        if mode not in self._modes:
             raise _invalid(UsageError(f"there is no mode {mode}"))
         own = self._context.mcp_servers
         passed = (name for name in opened.session.context.mcp_servers if name not in own)
-        tools = modes[mode].tools
+        tools = self._modes[mode].tools
         if tools != "off":
             tools = ",".join((tools, *passed))
         changes = {"tools": tools, "root": opened.cwd}
@@ -227,21 +195,6 @@ class LocalchatAgent:
             raise _invalid(problem) from problem
         opened.mode = mode
 
-    async def _choices(self, opened: OpenSession) -> dict[str, Any]:
-        """Return the fields of a response that list modes and models."""
-        self._models = await asyncio.to_thread(self._list_models)
-        return {
-            "modes": mode_state(self._modes(opened), opened.mode),
-            "config_options": self._config_options(opened),
-        }
-
-    def _modes(self, opened: OpenSession) -> Mapping[str, Mode]:
-        return modes_of(opened.session.setup.model.word, self._tools)
-
-    def _config_options(self, opened: OpenSession) -> ConfigOptions:
-        model = opened.session.setup.model.word
-        return config_options(self._modes(opened), opened.mode, self._models, model)
-
     async def set_session_mode(
         self,
         session_id: str,
@@ -249,66 +202,8 @@ class LocalchatAgent:
         **_: Any,
     ) -> SetSessionModeResponse:
         """Choose the tools of the next answers."""
-        opened = self._opened(session_id)
-        self._set_mode(opened, mode_id)
-        opened.view.send(
-            ConfigOptionUpdate(
-                session_update="config_option_update", config_options=self._config_options(opened)
-            )
-        )
+        self._set_mode(self._opened(session_id), mode_id)
         return SetSessionModeResponse()
-
-    async def set_config_option(
-        self,
-        config_id: str,
-        session_id: str,
-        value: str | bool,
-        **_: Any,
-    ) -> SetSessionConfigOptionResponse:
-        """Choose the mode or the model of a session."""
-        opened = self._opened(session_id)
-        match config_id:
-            case "mode":
-                self._set_mode(opened, str(value))
-            case "model":
-                await self._choose_model(opened, str(value))
-            case _:
-                raise _invalid(UsageError(f"there is no option {config_id}"))
-        return SetSessionConfigOptionResponse(config_options=self._config_options(opened))
-
-    async def _choose_model(self, opened: OpenSession, name: str) -> None:
-        """Load another model for a session. Raises RequestError."""
-        session = opened.session
-        try:
-            change = await asyncio.to_thread(session.prepare_change, name, {})
-        except LocalchatError as problem:
-            raise _invalid(problem) from problem
-        if change.reload:
-            self._check_idle()
-        change.apply()
-        self._setup = session.setup
-        self._loaded = session.setup.options
-        modes = self._modes(opened)
-        if opened.mode not in modes:
-            self._set_mode(opened, next(iter(modes)))
-
-    def _check_idle(self) -> None:
-        """Raise RequestError if a session uses the engine."""
-        for opened in self._sessions.values():
-            if opened.session.busy:
-                name = opened.session.setup.model.name
-                hint = "wait for the answer, or stop it"
-                raise _failed(
-                    UsageError(f"{name} is answering, so it cannot be replaced", hint=hint)
-                )
-
-    def _load_model(self, opened: OpenSession) -> None:
-        """Open the engine again if another session chose another model. Raises RequestError."""
-        setup = opened.session.setup
-        if setup.options != self._loaded:
-            self._check_idle()
-            self._engines.open(setup.open_engine)
-            self._loaded = setup.options
 
     async def prompt(
         self,
@@ -318,7 +213,6 @@ class LocalchatAgent:
     ) -> PromptResponse:
         """Answer a prompt, with the tool calls of the answer. Failures are errors of the request."""
         opened = self._opened(session_id)
-        self._load_model(opened)
         try:
             question = await asyncio.to_thread(question_of, prompt)
             if question.text.strip() in [f"/{command.name}" for command in _COMMANDS]:

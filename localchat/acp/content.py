@@ -24,10 +24,11 @@ from acp.schema import (
 
 from localchat.chat.conversation import Inclusion, Question
 from localchat.config.mcp_servers import McpServer, check_server_name
-from localchat.documents.pages import MAX_FILE_BYTES, read_document
+from localchat.documents.inclusion import file_text
+from localchat.documents.pages import MAX_FILE_BYTES
 from localchat.engine.attachments import join_parts, make_attachment
 from localchat.engine.request import Attachment
-from localchat.errors import FileMissing, LocalchatError, UsageError, reason
+from localchat.errors import FileMissing, UsageError, reason
 from localchat.media.format import HEAD_BYTES, media_format
 
 PromptBlock: TypeAlias = (
@@ -103,7 +104,7 @@ def _read(uri: str) -> bytes:
 
 def _embedded(name: str, resource: TextResourceContents | BlobResourceContents) -> str | Attachment:
     if isinstance(resource, TextResourceContents):
-        return _fenced(name, resource.text)
+        return _content(name, resource.text.encode())
     return _content(name, _decoded(resource.blob))
 
 
@@ -111,14 +112,7 @@ def _content(name: str, data: bytes) -> str | Attachment:
     """Return a file as a picture, a recording, or the text of a document. Raises UsageError."""
     if media_format(data[:HEAD_BYTES]) is not None:
         return make_attachment(data, name)
-    try:
-        return _fenced(name, read_document(name, data).marked())
-    except LocalchatError as problem:
-        raise UsageError(f"{name} {problem.message}", hint=problem.hint) from problem
-
-
-def _fenced(name: str, text: str) -> str:
-    return f"{name}:\n\n{text}\n"
+    return f"{file_text(name, data)}\n"
 
 
 def passed_servers(

@@ -30,7 +30,6 @@ from acp.schema import (
     AgentThoughtChunk,
     AllowedOutcome,
     AvailableCommandsUpdate,
-    ConfigOptionUpdate,
     DeniedOutcome,
     EnvVariable,
     FileEditToolCallContent,
@@ -132,7 +131,6 @@ async def connected(stage: Stage) -> AsyncIterator[Desk]:
         setup,
         engines,
         lambda: History.open(stage.tmp / "history.sqlite3"),
-        list_models=lambda: stage.models,
     )
     connection = AgentSideConnection(agent, agent_writer, agent_reader)  # type: ignore[arg-type]
     editor = Editor()
@@ -388,9 +386,6 @@ def test_wrong_requests_are_named(tmp_path: Path) -> None:
             desk.agent.prompt(session_id="nothere", prompt=HERE),
             desk.agent.set_session_mode(session_id=session, mode_id="nothere"),
             desk.agent.load_session(cwd=str(tmp_path), session_id="nothere"),
-            desk.agent.set_config_option(config_id="nothere", session_id=session, value="x"),
-            desk.agent.set_config_option(config_id="mode", session_id=session, value="nothere"),
-            desk.agent.set_config_option(config_id="model", session_id=session, value="nothere"),
         ):
             with pytest.raises(RequestError, match="nothere") as caught:
                 await call
@@ -435,79 +430,7 @@ def test_tools_of_the_settings_are_the_first_mode(tmp_path: Path) -> None:
     play(stage, scene)
 
 
-def chosen(options: Any) -> dict[str, str]:
-    return {option.id: option.current_value for option in options}
-
-
-def test_another_model_is_chosen_by_an_option(tmp_path: Path) -> None:
-    stage = stage_of(tmp_path, told("a"), told("b"))
-
-    async def scene(desk: Desk) -> None:
-        first = await desk.agent.new_session(cwd=str(desk.folder))
-        assert first.config_options is not None
-        assert chosen(first.config_options) == {"mode": "edit", "model": "tiny"}
-        assert [option.category for option in first.config_options] == ["mode", "model"]
-        names: Any = first.config_options[1]
-        assert [choice.value for choice in names.options] == ["tiny", "other"]
-        session = first.session_id
-        await desk.agent.set_config_option(config_id="mode", session_id=session, value="read")
-        response = await desk.agent.set_config_option(
-            config_id="model", session_id=session, value="other"
-        )
-        assert response is not None
-        assert chosen(response.config_options) == {"mode": "read", "model": "other"}
-        await desk.agent.prompt(session_id=session, prompt=HERE)
-        assert [options.name for options, _ in stage.opened] == ["tiny", "other"]
-        names = [tool["function"]["name"] for tool in sent(stage.engine.requests[-1]).tools]
-        assert "read_file" in names and "edit_file" not in names
-
-    play(stage, scene)
-
-
-def test_each_session_has_its_model_and_one_is_loaded(tmp_path: Path) -> None:
-    stage = stage_of(tmp_path, told("a"), told("b"), told("c"))
-
-    async def scene(desk: Desk) -> None:
-        first = await desk.begin()
-        second = await desk.begin()
-        await desk.agent.set_config_option(config_id="model", session_id=second, value="other")
-        for session in (second, first, first):
-            await desk.agent.prompt(session_id=session, prompt=HERE)
-        assert [options.name for options, _ in stage.opened] == ["tiny", "other", "tiny"]
-
-    play(stage, scene)
-
-
-def test_a_model_that_is_answering_is_not_replaced(tmp_path: Path) -> None:
-    stage = stage_of(tmp_path, calling("read_file", path="a.txt"))
-
-    async def scene(desk: Desk) -> None:
-        first = await desk.begin()
-        second = await desk.begin()
-        desk.editor.decision = "never answers"
-        prompt = asyncio.create_task(desk.agent.prompt(session_id=first, prompt=HERE))
-        while not desk.editor.asked:
-            await asyncio.sleep(0)
-        with pytest.raises(RequestError, match="tiny is answering"):
-            await desk.agent.set_config_option(config_id="model", session_id=second, value="other")
-        await desk.agent.cancel(session_id=first)
-        assert (await prompt).stop_reason == "cancelled"
-
-    play(stage, scene)
-
-
-def test_a_mode_that_an_older_client_sets_is_an_option_too(tmp_path: Path) -> None:
-    async def scene(desk: Desk) -> None:
-        session = await desk.begin()
-        await desk.agent.set_session_mode(session_id=session, mode_id="chat")
-        while not (updates := desk.editor.of(ConfigOptionUpdate)):
-            await asyncio.sleep(0)
-        assert chosen(updates[0].config_options) == {"mode": "chat", "model": "tiny"}
-
-    play(stage_of(tmp_path), scene)
-
-
-def test_conversations_are_listed_and_loaded_again(tmp_path: Path) -> None:
+def test_conversations_are_loaded_again(tmp_path: Path) -> None:
     answers = [calling("read_file", path="a.txt"), told("It says alpha."), told("Still alpha.")]
     stage = stage_of(tmp_path, *answers)
 
@@ -521,9 +444,6 @@ def test_conversations_are_listed_and_loaded_again(tmp_path: Path) -> None:
         assert editor.text(UserMessageChunk) == "What is in a.txt?"
         assert editor.text() == "It says alpha."
         assert editor.states()[-1] == ("completed", "read_file a.txt, from line 1")
-        listed = await desk.agent.list_sessions(cwd=str(desk.folder))
-        assert [item.session_id for item in listed.sessions] == [session]
-        assert listed.sessions[0].title
         await desk.agent.prompt(session_id=session, prompt=HERE)
         roles = [message.role for message in sent(stage.engine.requests[-1]).messages]
         assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
@@ -549,8 +469,8 @@ def test_resources_and_pictures_become_parts_of_the_question(tmp_path: Path) -> 
     assert question.text.endswith("please")
     included = {item.label: question.text[item.start : item.end] for item in question.inclusions}
     assert included == {
-        "my notes.txt": "my notes.txt:\n\nlinked text\n",
-        "b.py": "b.py:\n\nembedded text\n",
+        "my notes.txt": "my notes.txt:\n```\nlinked text\n```\n",
+        "b.py": "b.py:\n```\nembedded text\n```\n",
     }
     (attachment,) = question.attachments
     assert attachment.kind == "image"
@@ -617,8 +537,6 @@ def test_the_command_speaks_the_protocol_and_saves_at_the_end(tmp_path: Path) ->
             response = await agent.new_session(cwd=str(tmp_path))
             assert response.modes is not None
             assert [mode.id for mode in response.modes.available_modes] == ["chat"]
-            assert response.config_options is not None
-            assert chosen(response.config_options) == {"mode": "chat", "model": "guide"}
             await agent.prompt(session_id=response.session_id, prompt=HERE)
             assert editor.text() == "Hello."
             assert process.stdin is not None

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
     """Be the agent of an editor, over the Agent Client Protocol.
 
-    Editors such as Zed, and toad, start this command and talk to it over stdin and stdout. -m chooses the
-    first model, and the editor can choose another. It can use the tools of --tools, by default those that
-    read and change files of the project. Each call needs the consent of the user, and the editor asks for it.
+    Editors such as Zed, and toad, start this command and talk to it over stdin and stdout. It can use
+    the tools of --tools, by default those that read and change files of the project. Each call needs the
+    consent of the user, and the editor asks for it.
     """
     try:
         import acp
@@ -38,11 +38,7 @@ def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
     from localchat.cli.chat.session_context import session_context
     from localchat.cli.resolve import resolve_setup
     from localchat.cli.signals import terminate_gracefully
-    from localchat.config.remotes import PREFIX
-    from localchat.config.settings_file import read_settings
     from localchat.history.store import History
-    from localchat.models.index import read_index
-    from localchat.models.info.inspect import inspect
     from localchat.session.engine_holder import EngineHolder
 
     setup = resolve_setup(ctx)
@@ -57,23 +53,11 @@ def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
     allowed: frozenset[Effect] = frozenset({"read"} if yes else ())
     context, model_setup = session_context(setup)
 
-    def list_models() -> list[str]:
-        models = read_index(setup.paths, context.environ).models
-        remotes = [f"{PREFIX}{name}" for name in read_settings(setup.paths.settings_file).remotes]
-        return [*(model.name for model in models if not inspect(model).trouble), *remotes]
-
     async def serve() -> None:
         engines = EngineHolder()
         engines.listen(terminal.notify)
         engines.open(model_setup.open_engine)
-        agent = LocalchatAgent(
-            context,
-            model_setup,
-            engines,
-            open_history,
-            allowed=allowed,
-            list_models=list_models,
-        )
+        agent = LocalchatAgent(context, model_setup, engines, open_history, allowed=allowed)
         try:
             # The library finds methods by their names. It rejects requests without one.
             await acp.run_agent(cast("acp.Agent", agent))
