@@ -679,10 +679,6 @@ SAMPLERS: Final[Mapping[str, SamplingNumber]] = {
     key: parameter.sampler for key, parameter in PARAMETERS.items() if parameter.sampler is not None
 }
 """Numbers of the sampling by key."""
-SAMPLING_STAGES: Final = (
-    *("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"),
-)
-"""Stages of the sampling in their order, under llama.cpp's names."""
 DRY_BREAKERS: Final = ("\n", ":", '"', "*")
 """Texts across which DRY sees no repetition, unless a request has others."""
 NO_BREAKERS: Final = "none"

@@ -13,7 +13,7 @@ from localchat.server.embeddings import embeddings
 from localchat.server.errors import ApiError, exception_handlers
 from localchat.server.health import health, metrics, props, root, slots
 from localchat.server.leases import AsyncEnginePool
-from localchat.server.llamacpp.adapters import adapters, set_adapters
+from localchat.server.llamacpp.adapters import adapters
 from localchat.server.llamacpp.endpoints import completion, infill
 from localchat.server.middleware.access_log import AccessLogMiddleware
 from localchat.server.middleware.security import SecurityMiddleware
@@ -47,7 +47,6 @@ ROUTES = (
     Route("/rerank", rerank, methods=_POST),
     Route("/reranking", rerank, methods=_POST),
     Route("/lora-adapters", adapters, methods=_GET),
-    Route("/lora-adapters", set_adapters, methods=_POST),
     Route("/models", models, methods=_GET),
     Route("/models/{id:path}", model, methods=_GET),
     Route("/tokenize", tokenize, methods=_POST),

@@ -213,16 +213,8 @@ class _TokenCounts:
 class Generation:
     """Runs a GenerationSpec. Call `start`, then iterate `events`. The tracked request owns the streams."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        spec: GenerationSpec,
-        tracked: TrackedRequest,
-        lora: tuple[tuple[int, float], ...] | None = None,
-    ) -> None:
-        """lora: scales of LoRA adapters for requests that set none."""
+    def __init__(self, engine: Engine, spec: GenerationSpec, tracked: TrackedRequest) -> None:
         self.spec = spec
-        self._lora = lora
         self.fallbacks_used: list[int] = []
         """Index of the accepted request, for each prompt."""
         self.relaxed: tuple[str, ...] = ()
@@ -269,7 +261,7 @@ class Generation:
     def following(self, requests: Sequence[GenerateRequest]) -> "Generation":
         """Return the generation of another prompt with the same options and without tools."""
         spec = replace(self.spec, prompts=[requests], tools=None)
-        return Generation(self._engine, spec, self._tracked, self._lora)
+        return Generation(self._engine, spec, self._tracked)
 
     async def start(self) -> None:
         """Submit every prompt and wait until the engine accepts it. Raises LocalchatError if it does not."""
@@ -283,8 +275,6 @@ class Generation:
             request = msgspec.structs.replace(
                 request, user=self._tracked.user, loop_guard=self.spec.loop_guard
             )
-            if request.lora is None:
-                request = msgspec.structs.replace(request, lora=self._lora)
             stream = self._engine.generate(request)
             self._tracked.attach(stream)
             try:

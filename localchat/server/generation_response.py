@@ -105,8 +105,7 @@ class GenerationResponse:
             tracked.model = lease.name
             spec = await self.endpoint.spec(lease)
             tracked.guided = spec.guided
-            lora = service.lora_scales.get(lease.name)
-            generation = Generation(lease.engine, spec, tracked, lora)
+            generation = Generation(lease.engine, spec, tracked)
             events: EventSource = generation.events
             if spec.tools is not None:
                 events = ToolRounds(generation, spec.tools, tracked).events

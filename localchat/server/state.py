@@ -28,8 +28,6 @@ class Service:
         self.mcp = OfferedMcpServers(config.mcp_servers, config.environ)
         self.tracker = RequestTracker(config.limits.waiting)
         self.metrics = Metrics(self.tracker)
-        self.lora_scales: dict[str, tuple[tuple[int, float], ...]] = {}
-        """Scales of the LoRA adapters that a client set, by name of the model."""
         self.ready = True
         """False while the server's own model loads at the start."""
 

@@ -139,7 +139,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "samplers": ["top_k", "top_p", "infill"],
         "t_max_predict_ms": 500,
         "json_schema": {"type": "object"},
-        "response_fields": ["content", "timings/prompt_n", "generation_settings/n_predict"],
+        "response_fields": ["content", "timings/prompt_n"],
         "stream": False,
     },
     "/completion": {"prompt": "a", "n_predict": 5, "seed": -1, "samplers": "kt", "stream": False},

@@ -29,7 +29,6 @@ from localchat.server.leases import AsyncLease
 from localchat.server.llamacpp.early_stop import LineStop
 from localchat.server.llamacpp.protocol import NativeBody
 from localchat.server.llamacpp.requests import completion_request, infill_requests
-from localchat.server.llamacpp.settings import generation_settings, prompt_text
 from localchat.server.request_body import read_json
 from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, service_of
@@ -92,8 +91,7 @@ class NativeEndpoint:
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "NativeFormatter":
         model = self.body.model or lease.name
-        request = self.requests[max(generation.fallbacks_used, default=0)]
-        return NativeFormatter(model, self.body, request, lease.info.sampling, generation)
+        return NativeFormatter(model, self.body, generation)
 
 
 class NativeFormatter:
@@ -102,19 +100,9 @@ class NativeFormatter:
     A stream has an object for each piece of text. The last one has all metrics.
     """
 
-    def __init__(
-        self,
-        model: str,
-        body: NativeBody,
-        request: GenerateRequest,
-        defaults: Mapping[str, float],
-        generation: Generation,
-    ) -> None:
-        """`request` is the one that the engine accepted, `defaults` the engine's sampling."""
+    def __init__(self, model: str, body: NativeBody, generation: Generation) -> None:
         self._model = model
         self._body = body
-        self._request = request
-        self._defaults = defaults
         self._generation = generation
         self._truncated = any(generation.fallbacks_used)
         self._running = RunningTimings()
@@ -209,8 +197,6 @@ class NativeFormatter:
             "model": self._model,
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": generation_settings(self._request, self._defaults, self._body),
-            "prompt": prompt_text(self._request),
             "has_new_line": "\n" in choice.text,
             "truncated": self._truncated,
             "stop_type": _stop_type(choice.end),
