@@ -77,7 +77,8 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     # The structure of the answer, where a protocol has another field for it.
     **dict.fromkeys(("format", "output_format", "response_format", "json_schema", "grammar"), ()),
     **dict.fromkeys(("regex", "ebnf", "structural_tag", "structured_outputs", "guided_json"), ()),
-    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar", "guided_json_object"), ()),
+    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar"), ()),
+    "guided_json_object": (False,),
     # Another form of the answer.
     "modalities": (["text"],),
     "echo": (False,),

@@ -111,12 +111,18 @@ USER = [{"role": "user", "content": "hi"}]
         *(
             ({"messages": USER, **fields}, code, param)
             for fields, code, param in (
-                ({"guided_json": "{"}, "invalid_json", "guided_json"),
-                ({"guided_json": [1]}, "invalid_type", "guided_json"),
-                ({"guided_choice": []}, "invalid_type", "guided_choice"),
-                ({"guided_choice": [1]}, "invalid_type", "guided_choice"),
-                ({"guided_regex": 1}, "invalid_type", "guided_regex"),
-                ({"structural_tag": {}}, "unsupported_value", "structural_tag"),
+                *(
+                    ({"structured_outputs": {kind: value}}, code, f"structured_outputs.{kind}")
+                    for kind, value, code in (
+                        ("json", "{", "invalid_json"),
+                        ("json", [1], "invalid_type"),
+                        ("choice", [], "invalid_type"),
+                        ("choice", [1], "invalid_type"),
+                        ("regex", 1, "invalid_type"),
+                    )
+                ),
+                ({"structural_tag": "x"}, "unsupported_parameter", "structural_tag"),
+                ({"guided_json": {"a": 1}}, "unsupported_parameter", "guided_json"),
                 (
                     {"structured_outputs": {"structural_tag": "x"}},
                     "unsupported_value",

@@ -241,8 +241,6 @@ def test_schema_is_found_in_every_place(stage: Stage, given: dict[str, Any]) -> 
     ("given", "expected"),
     [
         ({"type": "regex", "value": "[0-9]+"}, Grammar("regex", "[0-9]+", "response_format")),
-        ({"type": "regex", "pattern": "[0-9]+"}, Grammar("regex", "[0-9]+", "response_format")),
-        ({"type": "grammar", "grammar": "s: /a/"}, Grammar("lark", "s: /a/", "response_format")),
         ({"type": "json_object"}, Grammar("json_object", field="response_format")),
     ],
 )
@@ -325,17 +323,6 @@ def test_all_ends_but_the_last_are_written_at_once(stage: Stage) -> None:
 def test_response_has_timings_if_asked(stage: Stage) -> None:
     assert "timings" not in post(stage, "/v1/responses").json
     assert "prompt_n" in post(stage, "/v1/responses", timings_per_token=True).json["timings"]
-
-
-def test_native_answer_has_prompt_and_settings(stage: Stage) -> None:
-    answer = post(stage, "/completion", temperature=0.5, stop=["x"]).json
-    settings = answer["generation_settings"]
-    assert answer["prompt"] == "hi"
-    assert (settings["temperature"], settings["stop"]) == (0.5, ["x"])
-    assert {"top_k", "min_p", "repeat_penalty", "dry_multiplier", "samplers"} <= set(settings)
-    assert settings["dry_sequence_breakers"] == ["\n", ":", '"', "*"]
-    settings = post(stage, "/completion", **RARE).json["generation_settings"]
-    assert RARE.items() <= settings.items()
 
 
 # ---------------------------------------------------------------------------- small faults

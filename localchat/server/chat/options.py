@@ -46,10 +46,6 @@ class GenerationFields(AnswerFields, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = None
     bad_words: str | list[str] | None = None
-    min_new_tokens: int | None = None
-    """SGLang's name of `min_tokens`."""
-    no_stop_trim: bool | None = None
-    """SGLang's name of `include_stop_str_in_output`."""
     ignore_eos: bool | None = None
     lora: list[AdapterScale] | None = None
     """LoRA adapters that apply, by their index in `--lora`. From llama.cpp."""
@@ -109,12 +105,12 @@ def generate_request(
         min_tokens=_min_tokens(fields, max_tokens),
         stop=_stop_strings(fields.stop, limits),
         stop_tokens=tuple(fields.stop_token_ids or ()),
-        keep_stop=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
+        keep_stop=bool(fields.include_stop_str_in_output),
         bad_words=tuple(filter(None, _as_list(fields.bad_words))),
         grammar=requested_grammar(fields, limits, format_field),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        lora=None if fields.lora is None else adapter_scales(fields.lora),
+        lora=None if fields.lora is None else _adapter_scales(fields.lora),
         # A request's own salt separates its cache further, but cannot join that of another client or adapter.
         salt="\0".join(filter(None, (client.salt, (fields.cache_salt or "").replace("\0", " ")))),
         priority=priority,
@@ -125,7 +121,7 @@ def generate_request(
     )
 
 
-def adapter_scales(scales: list[AdapterScale]) -> tuple[tuple[int, float], ...]:
+def _adapter_scales(scales: list[AdapterScale]) -> tuple[tuple[int, float], ...]:
     """Return the scales as the engine takes them. Raises ApiError for too many."""
     if len(scales) > _MAX_ADAPTERS:
         raise bad_request(
@@ -248,15 +244,11 @@ def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, minimum
 
 def _min_tokens(fields: GenerationFields, max_tokens: int) -> int:
     """Return the minimum length of the answer in tokens. Raises ApiError."""
-    name = "min_tokens"
-    tokens = fields.min_tokens
-    if tokens is None:
-        name = "min_new_tokens"
-        tokens = fields.min_new_tokens or 0
+    tokens = fields.min_tokens or 0
     if not 0 <= tokens <= max_tokens:
         raise bad_request(
-            f"The field {name!r} is {tokens}; it must be 0 to {max_tokens}, the limit of the answer.",
-            param=name,
+            f"The field 'min_tokens' is {tokens}; it must be 0 to {max_tokens}, the limit of the answer.",
+            param="min_tokens",
         )
     return tokens
 

@@ -44,10 +44,6 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Schema, for llama.cpp's and Together's clients."""
     value: dict[str, Any] | str | bool | None = None
     """Schema or regular expression, for Hugging Face's clients."""
-    pattern: str | None = None
-    """Regular expression, for Together's clients."""
-    grammar: str | None = None
-    """Grammar, for Fireworks' clients."""
     name: str | None = None
     strict: bool | None = None
     description: str | None = None
@@ -71,15 +67,9 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True):
     regex: str | None = None
     response_format: ResponseFormat | None = None
     json_schema: dict[str, Any] | str | bool | None = None
-    """Schema, for llama.cpp's and SGLang's clients. The fields below are SGLang's and vLLM's."""
-    ebnf: str | None = None
-    structural_tag: Any = None
-    guided_json: Any = None
-    guided_json_object: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    """Schema, for llama.cpp's and SGLang's clients."""
     structured_outputs: dict[str, Any] | None = None
+    """A structure in vLLM's form, by its kind."""
 
 
 def answer_fields(body: AnswerFields) -> dict[str, Any]:
@@ -118,36 +108,22 @@ def _grammars(body: AnswerFields, limits: ServerLimits) -> Iterator[Grammar]:
         yield from _response_format_grammars(body.response_format, limits)
     if body.grammar:
         yield Grammar("lark", body.grammar, "grammar")
-    if body.ebnf:
-        yield Grammar("lark", body.ebnf, "ebnf")
     if body.regex:
         yield Grammar("regex", body.regex, "regex")
     if body.json_schema is not None:
         yield _schema_grammar(body.json_schema, "json_schema", limits)
-    guided = {
-        "json": body.guided_json,
-        "regex": body.guided_regex,
-        "choice": body.guided_choice,
-        "grammar": body.guided_grammar,
-        "json_object": body.guided_json_object,
-    }
-    for kind, value in guided.items():
-        if value is not None:
-            yield from _guided_grammars(kind, value, f"guided_{kind}", limits)
     for kind, value in (body.structured_outputs or {}).items():
         if value is not None:
-            yield from _guided_grammars(kind, value, f"structured_outputs.{kind}", limits)
-    if body.structural_tag is not None:
-        raise _unsupported("structural_tag")
+            yield from _structured_outputs(kind, value, limits)
 
 
-def _guided_grammars(
+def _structured_outputs(
     kind: str,
     value: Any,  # noqa: ANN401 - JSON
-    field: str,
     limits: ServerLimits,
 ) -> Iterator[Grammar]:
     """Yield the grammar of a structure, by vLLM's name of its kind."""
+    field = f"structured_outputs.{kind}"
     match kind, value:
         case ["json", _]:
             yield _schema_grammar(value, field, limits)
@@ -165,14 +141,10 @@ def _guided_grammars(
             types = {"json_object": "true or false", "choice": "a list of strings"}
             raise _wrong_type(field, types.get(kind, "a string"))
         case _ if kind not in _STRUCTURED_OPTIONS:
-            raise _unsupported(field)
-
-
-def _unsupported(field: str) -> ApiError:
-    return bad_request(
-        f"The field {field[:100]!r} is not supported; use 'response_format', 'grammar' or 'regex'.",
-        param=field[:100],
-    )
+            raise bad_request(
+                f"The field {field[:100]!r} is not supported; use 'response_format', 'grammar' or 'regex'.",
+                param=field[:100],
+            )
 
 
 def _wrong_type(field: str, expected: str) -> ApiError:
@@ -204,10 +176,10 @@ def _response_format_grammars(format_: ResponseFormat, limits: ServerLimits) -> 
         case "json_object" | "json" | "json_schema":
             yield _json_format_grammar(format_, limits)
         case "regex":
-            pattern = _text_of(format_.value or format_.pattern, f"{field}.value")
+            pattern = _text_of(format_.value, f"{field}.value")
             yield Grammar("regex", pattern, field)
         case "grammar":
-            grammar = _text_of(format_.value or format_.grammar, f"{field}.value")
+            grammar = _text_of(format_.value, f"{field}.value")
             yield Grammar("lark", grammar, field)
         case other:
             raise bad_request(

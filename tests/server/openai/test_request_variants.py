@@ -138,7 +138,6 @@ def test_a_form_that_the_engine_refuses_is_named_as_in_the_clients_protocol(stag
 @pytest.mark.parametrize(
     ("fields", "grammar"),
     [
-        ({"guided_json": {"a": 1}}, Grammar("json_schema", '{"a":1}', "guided_json")),
         (
             {"structured_outputs": {"regex": "a+"}},
             Grammar("regex", "a+", "structured_outputs.regex"),

@@ -94,31 +94,27 @@ def conversation(stage: Stage) -> Messages:
         ),
         ({"grammar": "start: /a/"}, {"grammar": Grammar("lark", "start: /a/", "grammar")}),
         ({"regex": "a+"}, {"grammar": Grammar("regex", "a+", "regex")}),
-        ({"ebnf": 'root ::= "a"'}, {"grammar": Grammar("lark", 'root ::= "a"', "ebnf")}),
         *(
-            ({field: value}, {"grammar": Grammar("json_schema", '{"a":1}', field)})
-            for field in ("json_schema", "guided_json")
+            ({"json_schema": value}, {"grammar": Grammar("json_schema", '{"a":1}', "json_schema")})
             for value in ({"a": 1}, '{"a": 1}', {"name": "x", "schema": {"a": 1}})
         ),
-        ({"guided_regex": "a+"}, {"grammar": Grammar("regex", "a+", "guided_regex")}),
-        (
-            {"guided_choice": ["yes", 'n"o']},
-            {"grammar": Grammar("lark", 'start: "yes" | "n\\"o"', "guided_choice")},
-        ),
-        ({"guided_grammar": "x"}, {"grammar": Grammar("lark", "x", "guided_grammar")}),
-        (
-            {"guided_json_object": True},
-            {"grammar": Grammar("json_object", field="guided_json_object")},
-        ),
-        ({"guided_json_object": False, "guided_json": None}, {}),
         (
             {"structured_outputs": {"json": {"a": 1}, "regex": None, "disable_fallback": True}},
             {"grammar": Grammar("json_schema", '{"a":1}', "structured_outputs.json")},
         ),
         (
-            {"structured_outputs": {"choice": ["a"]}},
-            {"grammar": Grammar("lark", 'start: "a"', "structured_outputs.choice")},
+            {"structured_outputs": {"choice": ["yes", 'n"o']}},
+            {"grammar": Grammar("lark", 'start: "yes" | "n\\"o"', "structured_outputs.choice")},
         ),
+        (
+            {"structured_outputs": {"grammar": "x"}},
+            {"grammar": Grammar("lark", "x", "structured_outputs.grammar")},
+        ),
+        (
+            {"structured_outputs": {"json_object": True}},
+            {"grammar": Grammar("json_object", field="structured_outputs.json_object")},
+        ),
+        ({"structured_outputs": {"json_object": False}, "guided_json": None}, {}),
         ({"cache_salt": "x"}, {"salt": "x"}),
         ({"speculation": False}, {"speculation": False}),
         ({"ignore_eos": True}, {"ignore_eos": True}),
