@@ -1,20 +1,15 @@
 """Offers below an answer that the loop guard ended."""
 
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from localchat.chat.answer_end import FREQUENCY_PENALTY
-from localchat.chat.conversation import Conversation, Node
+from localchat.chat.conversation import Node
 from localchat.chat.prompt_messages import without_loop
 from localchat.errors import UsageError
 from localchat.session.blocks import END_PREFIX, Offer
-from localchat.session.context import SetupChange
-from localchat.session.outcome import Outcome
-from localchat.session.recorder import ConversationRecorder
-from localchat.session.remarks import NoticeKind
-from localchat.session.view import SessionView
+from localchat.session.interface import Session
 
 NOTICE_ID: Final = "notice/answer end"
 _PENALTY: Final = f"{END_PREFIX}penalty"
@@ -22,29 +17,7 @@ _DROP: Final = f"{END_PREFIX}drop"
 _GO_ON: Final = f"{END_PREFIX}go on"
 
 
-class LoopingSession(Protocol):
-    """The part of a session that the offers need."""
-
-    conversation: Conversation
-    recorder: ConversationRecorder
-    view: SessionView
-
-    def notice(
-        self, text: str, kind: NoticeKind, offers: Sequence[Offer], name: str = ""
-    ) -> str: ...
-
-    def last_answer(self) -> Node | None: ...
-
-    def prepare_change(self, model_name: str | None, changes: Mapping[str, str]) -> SetupChange: ...
-
-    async def regenerate(self) -> Outcome: ...
-
-    async def continue_answer(self) -> None: ...
-
-    def show(self) -> None: ...
-
-
-def offer_ways_on(session: LoopingSession, node: Node) -> None:
+def offer_ways_on(session: Session, node: Node) -> None:
     """Offer ways to continue after an answer that repeats itself."""
     if node.end is None or node.end.reason != "repetition":
         return
@@ -56,7 +29,7 @@ def offer_ways_on(session: LoopingSession, node: Node) -> None:
     session.notice(text, "warning", offers, NOTICE_ID)
 
 
-async def take_way_on(session: LoopingSession, action: str) -> None:
+async def take_way_on(session: Session, action: str) -> None:
     """Take an offer. Raises UsageError if the answer is no longer the last one."""
     node = session.last_answer()
     if node is None or node.end is None or node.id != session.conversation.head:
@@ -72,7 +45,7 @@ async def take_way_on(session: LoopingSession, action: str) -> None:
         await session.continue_answer()
 
 
-def drop_repeats(session: LoopingSession, node: Node) -> Node:
+def drop_repeats(session: Session, node: Node) -> Node:
     """Cut an answer before the first of its repeats. Returns the new node."""
     if node.end is None or node.end.repetition is None:
         return node

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,9 +10,8 @@ from localchat.chat.conversation import Conversation, Inclusion, Node
 from localchat.chat.prompt_messages import sent_nodes
 from localchat.documents.library import DocumentLibrary
 from localchat.engine.interface import Engine
-from localchat.session.context import SessionContext
-from localchat.session.recorder import ConversationRecorder
-from localchat.session.view import SessionView, node_blocks
+from localchat.session.interface import Session
+from localchat.session.view import node_blocks
 
 
 class DocumentedQuestion(NamedTuple):
@@ -48,16 +47,7 @@ def with_documents(
     return DocumentedQuestion(passages + text, tuple(inclusions), labels)
 
 
-class QuestionHolder(Protocol):
-    """The part of a session that documents change."""
-
-    context: SessionContext
-    conversation: Conversation
-    recorder: ConversationRecorder
-    view: SessionView
-
-
-async def include_documents(session: QuestionHolder, question: str, engine: Engine) -> None:
+async def include_documents(session: Session, question: str, engine: Engine) -> None:
     """Put the passages of mentioned documents before a question, once. Raises LocalchatError."""
     conversation = session.conversation
     library = session.context.library

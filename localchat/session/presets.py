@@ -1,28 +1,16 @@
 """Applies the preset at the beginning of a question: `@name text`."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import msgspec
 
 from localchat.chat.conversation import Question
 from localchat.config.presets import INPUT, Preset, addressed
-from localchat.session.context import SessionContext, SetupChange
+from localchat.session.context import SetupChange
+from localchat.session.interface import Session
 
 
-class PresetUser(Protocol):
-    """The part of a session that presets change."""
-
-    context: SessionContext
-
-    def prepare_change(self, model_name: str | None, changes: Mapping[str, str]) -> SetupChange:
-        """Prepare another model (None: the current one) with these parameters. Raises LocalchatError."""
-        ...
-
-    def set_instructions(self, text: str) -> None: ...
-
-
-def with_preset(session: PresetUser, question: Question) -> Question:
+def with_preset(session: Session, question: Question) -> Question:
     """Apply the preset of a question, and return the question that its template makes.
 
     The preset's model, parameters and instructions stay in effect. Without a preset, the question is returned
@@ -47,7 +35,7 @@ def with_preset(session: PresetUser, question: Question) -> Question:
     return question.moved(prompt, start - (len(text) - len(text_after_name)))
 
 
-def setup_of(session: PresetUser, preset: Preset) -> SetupChange:
+def setup_of(session: Session, preset: Preset) -> SetupChange:
     """Prepare the model and the parameters of a preset. Raises LocalchatError."""
     changes = {key: _text(value) for key, value in preset.values.items() if key != "model"}
     model = preset.values.get("model")

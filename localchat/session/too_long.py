@@ -4,10 +4,8 @@ Imported only when a prompt is too long, because most conversations never need i
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Final, Literal, Protocol
+from typing import Final
 
-from localchat.chat.conversation import Conversation
 from localchat.chat.overflow import (
     Overflow,
     OverflowChoice,
@@ -16,46 +14,15 @@ from localchat.chat.overflow import (
     leave_out,
     leave_out_by_policy,
 )
-from localchat.engine.interface import Engine
 from localchat.errors import ContextExceeded, LocalchatError, UsageError
 from localchat.session.blocks import OVERFLOW_PREFIX, Offer
-from localchat.session.context import ModelSetup, SetupChange
+from localchat.session.interface import Session
 from localchat.session.outcome import SummaryResult
-from localchat.session.recorder import ConversationRecorder
-from localchat.session.view import SessionView
 
 NOTICE_ID: Final = "notice/too long"
 
 
-class TooLongSession(Protocol):
-    """The part of a session that making room needs."""
-
-    conversation: Conversation
-    setup: ModelSetup
-    recorder: ConversationRecorder
-    overflow: Overflow | None
-    view: SessionView
-
-    async def engine(self) -> Engine: ...
-
-    def show(self) -> None: ...
-
-    def notice(
-        self,
-        text: str,
-        kind: Literal["info", "warning", "error"],
-        offers: Sequence[Offer],
-        name: str = "",
-    ) -> str: ...
-
-    def show_error(self, problem: LocalchatError, offers: Sequence[Offer]) -> str: ...
-
-    async def compact(self) -> SummaryResult: ...
-
-    def prepare_change(self, model_name: str | None, changes: Mapping[str, str]) -> SetupChange: ...
-
-
-async def offer_choices(session: TooLongSession, problem: LocalchatError | None) -> Overflow | None:
+async def offer_choices(session: Session, problem: LocalchatError | None) -> Overflow | None:
     """Offer ways to make room for the question, which was not sent."""
     assert isinstance(problem, ContextExceeded)
     try:
@@ -78,7 +45,7 @@ async def offer_choices(session: TooLongSession, problem: LocalchatError | None)
     return overflow
 
 
-def _show_choices(session: TooLongSession, overflow: Overflow) -> None:
+def _show_choices(session: Session, overflow: Overflow) -> None:
     """Show the choices at the end of the conversation, instead of earlier ones."""
     offers = [
         Offer(choice.label, f"{OVERFLOW_PREFIX}{choice.action}") for choice in overflow.choices
@@ -88,7 +55,7 @@ def _show_choices(session: TooLongSession, overflow: Overflow) -> None:
     session.notice(overflow.notice, "warning", offers, NOTICE_ID)
 
 
-async def leave_out_again(session: TooLongSession, problem: LocalchatError | None) -> bool:
+async def leave_out_again(session: Session, problem: LocalchatError | None) -> bool:
     """Leave out the oldest messages if the user chose that before. Return False if it does not help."""
     assert isinstance(problem, ContextExceeded)
     settings = session.setup.settings
@@ -112,7 +79,7 @@ async def leave_out_again(session: TooLongSession, problem: LocalchatError | Non
     return True
 
 
-async def apply_choice(session: TooLongSession, action: str) -> SummaryResult | None:
+async def apply_choice(session: Session, action: str) -> SummaryResult | None:
     """Make room by an offer of a notice. Raises LocalchatError."""
     choice = _choice(session.overflow, action)
     session.view.remove(NOTICE_ID)
@@ -124,7 +91,7 @@ async def apply_choice(session: TooLongSession, action: str) -> SummaryResult | 
         raise
 
 
-async def _apply(session: TooLongSession, choice: OverflowChoice) -> SummaryResult | None:
+async def _apply(session: Session, choice: OverflowChoice) -> SummaryResult | None:
     match choice.action:
         case "leave_out_oldest":
             assert session.overflow is not None and session.overflow.leave_out is not None

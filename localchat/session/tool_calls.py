@@ -2,19 +2,17 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from localchat.chat.conversation import Conversation, Node, ToolRun
+from localchat.chat.conversation import Node, ToolRun
 from localchat.config.paths import expand_home
 from localchat.engine.interface import Engine
 from localchat.errors import LocalchatError, UsageError
 from localchat.session.blocks import ToolCallBlock
-from localchat.session.context import ModelSetup, SessionContext
-from localchat.session.recorder import ConversationRecorder
-from localchat.session.remarks import NoticeKind
-from localchat.session.view import SessionView, call_id
+from localchat.session.interface import Session
+from localchat.session.view import call_id
 
 # Imported late: without tools, nothing of this is needed.
 if TYPE_CHECKING:
@@ -25,26 +23,10 @@ if TYPE_CHECKING:
     from localchat.tools.toolset import Toolset
 
 
-class ToolUser(Protocol):
-    """The part of a session that tools use."""
-
-    context: SessionContext
-    setup: ModelSetup
-    conversation: Conversation
-    recorder: ConversationRecorder
-    view: SessionView
-
-    async def engine(self) -> Engine: ...
-
-    def remark(
-        self, sentence: str, kind: NoticeKind = "info", *, passing: bool = False
-    ) -> None: ...
-
-
 class SessionTools:
     """Runs the tool calls of one session."""
 
-    def __init__(self, session: ToolUser) -> None:
+    def __init__(self, session: Session) -> None:
         self.consent: Consent | None = None
         """Asks the user. A front end sets it before the first answer."""
         self.allowed: frozenset[Effect] = frozenset()
