@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO, NoReturn, cast
@@ -507,10 +508,10 @@ def open_model(
     )
 
 
-def serve(source: BinaryIO, sink: BinaryIO, render_process: RenderProcess) -> int:
+def serve(source: BufferedIOBase, sink: BinaryIO, render_process: RenderProcess) -> int:
     """Run an engine over two pipes. The first frame names the model. Return the exit status."""
-    frames: protocol.FrameReader[protocol.ToChild] = protocol.FrameReader(source, protocol.ToChild)
-    spec = next(iter(frames), None)
+    frames = protocol.read_frames(source, protocol.ToChild)
+    spec = next(frames, None)
     if not isinstance(spec, protocol.Open):
         return 0 if spec is None else 2
     sender = FrameSender(sink)
@@ -527,7 +528,7 @@ def serve(source: BinaryIO, sink: BinaryIO, render_process: RenderProcess) -> in
         return FAULT_STATUS
 
 
-def private_pipes() -> tuple[BinaryIO, BinaryIO]:
+def private_pipes() -> tuple[BufferedIOBase, BinaryIO]:
     """Move the frames' pipes away from descriptors 0 and 1. Native code prints to these."""
     source = os.fdopen(os.dup(0), "rb")
     sink = os.fdopen(os.dup(1), "wb")

@@ -13,5 +13,5 @@ def test_only_notices_about_the_load_are_stored() -> None:
     sender.announce("Slower than usual: other programs are using the CPU.")
     assert sender.notes == ["The context is shorter."]
     sink.seek(0)
-    frames = list(protocol.FrameReader[protocol.FromChild](sink, protocol.FromChild))
+    frames = list(protocol.read_frames(sink, protocol.FromChild))
     assert [type(frame) for frame in frames] == [protocol.Notice] * 2

@@ -92,10 +92,7 @@ class ServerClient:
             response = connection.getresponse()
             if response.status != 200:
                 raise self._rejected(response.status, response.read())
-            answer: protocol.FrameReader[protocol.FromChild] = protocol.FrameReader(
-                response, protocol.FromChild
-            )
-            for frame in answer:
+            for frame in protocol.read_frames(response, protocol.FromChild):
                 match frame:
                     case protocol.Events(items):
                         stream.put(*(event for _, event in items))

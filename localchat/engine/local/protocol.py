@@ -8,6 +8,7 @@ import select
 import struct
 import threading
 from collections.abc import Iterator
+from io import BufferedIOBase
 from typing import IO, Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from localchat.errors import Detail, LocalchatError, from_wire
 from localchat.fit.load_options import LoadOptions
 
 MAX_FRAME_BYTES = 1 << 30
+_READ_BYTES = 1 << 16
 _LENGTH = struct.Struct(">I")
 
 
@@ -277,25 +279,9 @@ class FrameBuffer(Generic[T]):
             )
 
 
-class FrameReader(Generic[T]):
-    """Iterates over the frames of a stream. Raises FrameError on incomplete or invalid frames."""
-
-    def __init__(self, stream: IO[bytes], types: Any) -> None:  # noqa: ANN401 - a union is no type
-        self._stream = stream
-        self._decode = msgspec.msgpack.Decoder(types).decode
-
-    def __iter__(self) -> Iterator[T]:
-        while head := self._stream.read(_LENGTH.size):
-            if len(head) < _LENGTH.size:
-                raise FrameError(f"the stream ended inside a frame's length ({len(head)} bytes)")
-            (length,) = _LENGTH.unpack(head)
-            if length > MAX_FRAME_BYTES:
-                raise FrameError(f"a frame of {length} bytes")
-            body = self._stream.read(length)
-            if len(body) < length:
-                raise FrameError(f"the stream ended inside a frame ({len(body)} of {length} bytes)")
-            try:
-                frame: T = self._decode(body)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                raise FrameError(f"a frame that cannot be read: {error}") from error
-            yield frame
+def read_frames(stream: BufferedIOBase, types: Any) -> Iterator[Any]:  # noqa: ANN401 - a union is no type
+    """Yield the frames of a stream, of these types. Raises FrameError on incomplete or invalid frames."""
+    frames: FrameBuffer[Any] = FrameBuffer(types)
+    while data := stream.read1(_READ_BYTES):
+        yield from frames.add(data)
+    frames.end()
