@@ -130,7 +130,8 @@ def startup_task(
     async def run(server: UvicornServer) -> None:
         on_stop(server.stop)
         announce()
-        for problem in await service.mcp.start():
+        _, problems = await service.mcp.start()
+        for problem in problems:
             notify(problem)
         service.engines.models()  # starts the refresh, so that the first client gets a complete list
         async with await service.engines.lease("", user=_OWNER):

@@ -1,6 +1,7 @@
 """The state that all routes share: engine pool, configuration, request tracker, metrics."""
 
 import hashlib
+from pathlib import Path
 
 from starlette.requests import Request
 
@@ -11,7 +12,6 @@ from localchat.server.chat.options import Client
 from localchat.server.config import ServerConfig
 from localchat.server.errors import model_not_found, to_api_error
 from localchat.server.leases import AsyncEnginePool, AsyncLease
-from localchat.server.mcp_servers import OfferedMcpServers
 from localchat.server.metrics import Metrics
 from localchat.server.tracker import RequestTracker
 
@@ -25,7 +25,11 @@ class Service:
     def __init__(self, engines: AsyncEnginePool, config: ServerConfig) -> None:
         self.engines = engines
         self.config = config
-        self.mcp = OfferedMcpServers(config.mcp_servers, config.environ)
+        # Imported late, like all tools.
+        from localchat.tools.mcp_servers import McpServers
+
+        self.mcp = McpServers(config.mcp_servers, config.environ, Path())
+        """MCP servers that the operator offers. A request chooses among them, and never names another one."""
         self.tracker = RequestTracker(config.limits.waiting)
         self.metrics = Metrics(self.tracker)
         self.ready = True

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import httpx2
 
@@ -44,31 +44,6 @@ _MAX_RESOURCES: Final = 30
 _INHERITED: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "XDG_CACHE_HOME")
 _T = TypeVar("_T")
 MISSING: Final = "MCP servers need the package mcp, which is not installed"
-
-
-class ConnectOutcome(NamedTuple):
-    """A server after its start."""
-
-    connection: "McpConnection | None"
-    problems: tuple[str, ...] = ()
-
-
-async def connect(
-    servers: Sequence[McpServer], environ: Mapping[str, str], folder: Path
-) -> list[ConnectOutcome]:
-    """Start servers together. Failures are in the outcomes, in the order of the servers."""
-    return list(await asyncio.gather(*(_connect(server, environ, folder) for server in servers)))
-
-
-async def _connect(server: McpServer, environ: Mapping[str, str], folder: Path) -> ConnectOutcome:
-    connection = McpConnection(server)
-    try:
-        await connection.open(environ, folder)
-    except LocalchatError as problem:
-        await connection.close()
-        sentence = str(problem).removeprefix(f"{server.name} ")
-        return ConnectOutcome(None, (f"MCP server {server.name}: {sentence}",))
-    return ConnectOutcome(connection, tuple(connection.problems))
 
 
 class McpConnection:

@@ -8,13 +8,13 @@ from localchat.config.mcp_servers import McpServer
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
 from localchat.tools.journal import Journal
+from localchat.tools.mcp_servers import McpServers
 from localchat.tools.root import Root
 from localchat.tools.tool import Tool
 
 if TYPE_CHECKING:
     from localchat.documents.library import DocumentLibrary
     from localchat.engine.interface import Engine
-    from localchat.tools.mcp_client import McpConnection
 
 GROUPS: Final[Mapping[str, str]] = {
     "read": "read, list and search the files of the folder",
@@ -72,11 +72,10 @@ class Toolset:
         self.journal = services.journal
         self.tools: dict[str, Tool] = {}
         self.problems: list[str] = []
-        """Sentences about servers that cannot be used, and about how commands run."""
+        """Sentences about servers that cannot be used, and about consent."""
         self._services = services
-        self._waiting = [services.servers[name] for name in groups if name in services.servers]
-        """Servers to start."""
-        self._connections: list[McpConnection] = []
+        chosen = (services.servers[name] for name in groups if name in services.servers)
+        self._servers = McpServers(chosen, services.environ, services.root)
         self._root: Root | None = None
         if not {"read", "edit", "run"}.isdisjoint(groups):
             self._root = Root(services.root, services.protected)
@@ -89,6 +88,8 @@ class Toolset:
             from localchat.tools.sources import documents_tool
 
             self._add(documents_tool(services.library, services.engine))
+        self._own_tools = dict(self.tools)
+        """The tools of no server."""
 
     def _add_folder_tools(self, root: Root, groups: Sequence[str]) -> None:
         from localchat.tools.command import command_tool
@@ -106,36 +107,21 @@ class Toolset:
             self.tools[tool.name] = tool
 
     async def connect(self) -> list[str]:
-        """Start the chosen servers, and servers that have ended since. Add their tools.
+        """Start the chosen servers that do not run, and offer their tools.
 
-        Returns sentences about failures, which are in `problems` too.
+        Returns new sentences about failures, which are in `problems` too.
         """
-        for connection in [link for link in self._connections if not link.alive]:
-            self._connections.remove(connection)
-            await connection.close()
+        connections, problems = await self._servers.start()
+        self.tools = dict(self._own_tools)
+        for connection in connections:
             for tool in connection.tools:
-                self.tools.pop(tool.name, None)
-            self._waiting.append(connection.server)
-        servers = self._waiting
-        self._waiting = []
-        if not servers:
-            return []
-        from localchat.tools.mcp_client import connect
-
-        problems: list[str] = []
-        for outcome in await connect(servers, self._services.environ, self._services.root):
-            problems += outcome.problems
-            if outcome.connection is not None:
-                self._connections.append(outcome.connection)
-                for tool in outcome.connection.tools:
-                    self.tools.setdefault(tool.name, tool)
+                self.tools.setdefault(tool.name, tool)
+        problems = [problem for problem in problems if problem not in self.problems]
         self.problems += problems
         return problems
 
     async def close(self) -> None:
         """Stop the servers and close the folder. Idempotent."""
-        for connection in self._connections:
-            await connection.close()
-        self._connections.clear()
+        await self._servers.close()
         if self._root is not None:
             self._root.close()

@@ -20,7 +20,8 @@ from localchat.tools import mcp_client
 from localchat.tools.consent import Approvals
 from localchat.tools.journal import Journal
 from localchat.tools.loop import ToolTurn
-from localchat.tools.mcp_client import ConnectOutcome, McpConnection, connect
+from localchat.tools.mcp_client import McpConnection
+from localchat.tools.mcp_servers import McpServers
 from localchat.tools.tool import Tool
 from localchat.tools.toolset import ToolServices, Toolset
 from tests.support.scripted_engine import ScriptedEngine
@@ -42,20 +43,20 @@ def with_server(
     spec: McpServer, play: Callable[[McpConnection], Awaitable[None]], tmp_path: Path
 ) -> None:
     async def whole() -> None:
-        (outcome,) = await connect([spec], ENVIRON, tmp_path)
-        assert outcome.connection is not None, outcome.problems
+        servers = McpServers([spec], ENVIRON, tmp_path)
         try:
-            await play(outcome.connection)
+            await play(await servers.connection(spec.name))
         finally:
-            await outcome.connection.close()
+            await servers.close()
 
     done(whole())
 
 
-def outcome_of(spec: McpServer, tmp_path: Path) -> ConnectOutcome:
-    async def whole() -> ConnectOutcome:
-        (outcome,) = await connect([spec], ENVIRON, tmp_path)
-        return outcome
+def failure_of(spec: McpServer, tmp_path: Path) -> str:
+    async def whole() -> str:
+        connections, (problem,) = await McpServers([spec], ENVIRON, tmp_path).start()
+        assert connections == []
+        return problem
 
     return done(whole())
 
@@ -209,9 +210,7 @@ def test_a_server_that_does_not_start_is_said(
 ) -> None:
     monkeypatch.setattr(mcp_client, "_START_S", 4.0)
     monkeypatch.setattr(mcp_client, "_MAX_MESSAGE", 1 << 20)
-    outcome = outcome_of(server(kind), tmp_path)
-    assert outcome.connection is None
-    assert message in outcome.problems[0]
+    assert message in failure_of(server(kind), tmp_path)
 
 
 def test_hostile_names_and_descriptions_are_cleaned(tmp_path: Path) -> None:
@@ -232,18 +231,17 @@ def test_a_tool_that_is_named_after_its_server_keeps_its_name() -> None:
 
 
 def test_a_missing_program_and_a_missing_variable_are_said(tmp_path: Path) -> None:
-    outcome = outcome_of(McpServer("demo", "no-such-program-here"), tmp_path)
-    assert "there is no program" in outcome.problems[0]
-    outcome = outcome_of(McpServer("demo", "sh", env=("NOT_SET",)), tmp_path)
-    assert "NOT_SET is not set" in outcome.problems[0]
+    missing = McpServer("demo", "no-such-program-here")
+    assert "there is no program" in failure_of(missing, tmp_path)
+    unset = McpServer("demo", "sh", env=("NOT_SET",))
+    assert "NOT_SET is not set" in failure_of(unset, tmp_path)
 
 
 def test_without_the_package_a_sentence_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
-    outcome = outcome_of(server("good"), tmp_path)
-    assert "pip install 'localchat-app[mcp]'" in outcome.problems[0]
+    assert "pip install 'localchat-app[mcp]'" in failure_of(server("good"), tmp_path)
 
 
 def test_a_server_is_reached_by_http(tmp_path: Path) -> None:

@@ -114,18 +114,19 @@ def test(app: AppContext, name: str) -> int:
     return ExitCode.OK
 
 
-async def _tried(server: McpServer, app: AppContext) -> tuple[list[str], tuple[str, ...]]:
+async def _tried(server: McpServer, app: AppContext) -> tuple[list[str], list[str]]:
     """Return the lines about a server and its problems. No lines: it could not be started."""
-    from localchat.tools.mcp_client import connect
+    from localchat.tools.mcp_servers import McpServers
 
-    (outcome,) = await connect([server], app.environ, Path.cwd())
-    connection = outcome.connection
-    if connection is None:
-        return [], outcome.problems
-    lines = [f"{tool.name}  {_first_line(tool.description)}" for tool in connection.tools]
-    lines += [f"prompt {sanitize_line(prompt)}" for prompt in connection.prompts]
-    await connection.close()
-    return lines or ["the server has no tools"], outcome.problems
+    servers = McpServers([server], app.environ, Path.cwd())
+    connections, problems = await servers.start()
+    lines: list[str] = []
+    for connection in connections:
+        lines += [f"{tool.name}  {_first_line(tool.description)}" for tool in connection.tools]
+        lines += [f"prompt {sanitize_line(prompt)}" for prompt in connection.prompts]
+        lines = lines or ["the server has no tools"]
+    await servers.close()
+    return lines, problems
 
 
 def _first_line(description: str) -> str:

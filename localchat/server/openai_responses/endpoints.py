@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
@@ -36,7 +37,6 @@ from localchat.server.generation import (
 )
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
-from localchat.server.mcp_servers import OfferedMcpServers
 from localchat.server.openai_responses.mcp import (
     McpListing,
     McpRequest,
@@ -57,6 +57,9 @@ from localchat.server.openai_responses.response_object import (
 from localchat.server.request_body import read_json
 from localchat.server.sse import named_event
 from localchat.server.state import client_of, service_of
+
+if TYPE_CHECKING:
+    from localchat.tools.mcp_servers import McpServers
 
 _DELTAS = {"reasoning": "reasoning_summary_text", "call": "function_call_arguments"}
 """Name of a delta event, by kind of block."""
@@ -95,7 +98,7 @@ class ResponsesEndpoint(ConversationEndpoint):
     tool_names: Mapping[str, ToolName]
     """See ResponsesChat."""
     mcp: McpRequest
-    servers: OfferedMcpServers
+    servers: "McpServers"
     max_rounds: int
 
     async def spec(self, lease: AsyncLease) -> GenerationSpec:

@@ -17,11 +17,11 @@ from localchat.errors import LocalchatError
 from localchat.server.errors import ApiError, bad_request, missing_field
 from localchat.server.formatters import new_id
 from localchat.server.generation import ServerTools
-from localchat.server.mcp_servers import OfferedMcpServers
 from localchat.server.openai_responses.protocol import ResponsesTool
 
 if TYPE_CHECKING:
     from localchat.tools.mcp_client import McpConnection
+    from localchat.tools.mcp_servers import McpServers
     from localchat.tools.tool import Tool
 
 _FOREIGN: Final = ("server_url", "connector_id", "tunnel_id", "authorization", "headers")
@@ -113,7 +113,7 @@ def _offer(offered: Sequence[str]) -> str:
 
 async def server_tools(
     request: McpRequest,
-    servers: OfferedMcpServers,
+    servers: "McpServers",
     prompt: Messages,
     max_rounds: int,
     context_tokens: int,

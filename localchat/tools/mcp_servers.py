@@ -1,13 +1,12 @@
-"""MCP servers that the operator offers to clients. A request chooses among them, and never names another one.
+"""MCP servers of a chat session, or those that a server's operator offers to clients.
 
-All clients share one connection to each server. A server that has ended is started again by the next request
-that uses it.
+A server starts at its first use, and again at the next one after it has ended. All users share its connection.
 """
 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,15 +17,19 @@ if TYPE_CHECKING:
     from localchat.tools.mcp_client import McpConnection
 
 _RETRY_S: Final = 10.0
-"""Time after a failed start in which requests get its error, instead of another start."""
+"""Time after a failed start in which users get its error, instead of another start."""
 
 
-class OfferedMcpServers:
-    """The MCP servers of `localchat serve --mcp`. Use it on one event loop."""
+class McpServers:
+    """Servers by name, with their connections. Use it on one event loop."""
 
-    def __init__(self, servers: Sequence[McpServer], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, servers: Iterable[McpServer], environ: Mapping[str, str], folder: Path
+    ) -> None:
+        """environ: servers get a part of it. folder: their working folder."""
         self._servers = {server.name: server for server in servers}
         self._environ = environ
+        self._folder = folder
         self._connections: dict[str, McpConnection] = {}
         self._failures: dict[str, tuple[float, str]] = {}
         """Time and sentence of the last failed start, by name of the server."""
@@ -37,9 +40,10 @@ class OfferedMcpServers:
         """Names of the servers, which requests call labels."""
         return tuple(self._servers)
 
-    async def start(self) -> list[str]:
-        """Start all servers. Return sentences about those that cannot be used completely."""
+    async def start(self) -> tuple[list["McpConnection"], list[str]]:
+        """Start all servers that do not run. Return their connections, and sentences about problems."""
         results = await asyncio.gather(*map(self.connection, self._servers), return_exceptions=True)
+        connections: list[McpConnection] = []
         problems: list[str] = []
         for result in results:
             if isinstance(result, LocalchatError):
@@ -47,12 +51,13 @@ class OfferedMcpServers:
             elif isinstance(result, BaseException):
                 raise result
             else:
+                connections.append(result)
                 problems += result.problems
-        return problems
+        return connections, problems
 
     async def connection(self, name: str) -> "McpConnection":
         """Return the connection to a server, which starts if it does not run. Raises ToolError."""
-        from localchat.tools.mcp_client import connect
+        from localchat.tools.mcp_client import McpConnection
         from localchat.tools.tool import ToolError
 
         async with self._locks[name]:
@@ -64,14 +69,17 @@ class OfferedMcpServers:
                 raise ToolError(sentence)
             if connection is not None:
                 await self._connections.pop(name).close()
-            (outcome,) = await connect([self._servers[name]], self._environ, Path.cwd())
-            if outcome.connection is None:
-                (sentence,) = outcome.problems
+            connection = McpConnection(self._servers[name])
+            try:
+                await connection.open(self._environ, self._folder)
+            except LocalchatError as problem:
+                await connection.close()
+                sentence = f"MCP server {name}: {str(problem).removeprefix(f'{name} ')}"
                 self._failures[name] = time.monotonic(), sentence
-                raise ToolError(sentence)
+                raise ToolError(sentence) from problem
             self._failures.pop(name, None)
-            self._connections[name] = outcome.connection
-            return outcome.connection
+            self._connections[name] = connection
+            return connection
 
     async def close(self) -> None:
         """Stop all servers. Idempotent."""
