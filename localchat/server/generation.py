@@ -152,8 +152,6 @@ class GenerationSpec:
     `shorten_to_fit`, if one leaves too little room for its answer."""
     single_call: bool = False
     """End the answer after its first tool call."""
-    loop_guard: bool = True
-    """End an answer that repeats itself."""
     shorten_to_fit: bool = False
     """Treat the requests of a prompt as ever shorter versions of it."""
     progress: bool = False
@@ -213,8 +211,17 @@ class _TokenCounts:
 class Generation:
     """Runs a GenerationSpec. Call `start`, then iterate `events`. The tracked request owns the streams."""
 
-    def __init__(self, engine: Engine, spec: GenerationSpec, tracked: TrackedRequest) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        spec: GenerationSpec,
+        tracked: TrackedRequest,
+        *,
+        loop_guard: bool = True,
+    ) -> None:
+        """loop_guard: end an answer that repeats itself."""
         self.spec = spec
+        self._loop_guard = loop_guard
         self.fallbacks_used: list[int] = []
         """Index of the accepted request, for each prompt."""
         self.relaxed: tuple[str, ...] = ()
@@ -248,11 +255,6 @@ class Generation:
         return sum(counts.prompt for counts in self._counts)
 
     @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens from the prefix cache, as far as known."""
-        return sum(counts.cached for counts in self._counts)
-
-    @property
     def request(self) -> GenerateRequest:
         """The accepted request of a generation with one prompt, known after `start`."""
         (requests,) = self.spec.prompts
@@ -261,7 +263,7 @@ class Generation:
     def following(self, requests: Sequence[GenerateRequest]) -> "Generation":
         """Return the generation of another prompt with the same options and without tools."""
         spec = replace(self.spec, prompts=[requests], tools=None)
-        return Generation(self._engine, spec, self._tracked)
+        return Generation(self._engine, spec, self._tracked, loop_guard=self._loop_guard)
 
     async def start(self) -> None:
         """Submit every prompt and wait until the engine accepts it. Raises LocalchatError if it does not."""
@@ -273,7 +275,7 @@ class Generation:
         for index, request in enumerate(requests):
             is_last = index + 1 == len(requests)
             request = msgspec.structs.replace(
-                request, user=self._tracked.user, loop_guard=self.spec.loop_guard
+                request, user=self._tracked.user, loop_guard=self._loop_guard
             )
             stream = self._engine.generate(request)
             self._tracked.attach(stream)

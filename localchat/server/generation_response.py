@@ -105,7 +105,8 @@ class GenerationResponse:
             tracked.model = lease.name
             spec = await self.endpoint.spec(lease)
             tracked.guided = spec.guided
-            generation = Generation(lease.engine, spec, tracked)
+            loop_guard = service.config.loop_guard
+            generation = Generation(lease.engine, spec, tracked, loop_guard=loop_guard)
             events: EventSource = generation.events
             if spec.tools is not None:
                 events = ToolRounds(generation, spec.tools, tracked).events

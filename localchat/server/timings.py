@@ -1,7 +1,5 @@
 """Timings of an answer, under llama.cpp's names and our own."""
 
-import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -44,25 +42,6 @@ def llamacpp_timings(usage: Usage, prompt_ms: float, predicted_ms: float) -> dic
         "predicted_n": usage.completion_tokens,
         **_rates("predicted", usage.completion_tokens, predicted_ms),
     }
-
-
-@dataclass(slots=True)
-class RunningTimings:
-    """Timings during a stream: `timings_per_token` in llama.cpp's protocol."""
-
-    accepted_s: float = field(default_factory=time.perf_counter)
-    first_s: float | None = None
-    pieces: int = 0
-
-    def next_piece(self, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
-        """Count a piece of the answer, usually a token, and return the timings so far."""
-        now_s = time.perf_counter()
-        if self.first_s is None:
-            self.first_s = now_s
-        self.pieces += 1
-        usage = Usage(prompt_tokens, cached_tokens, self.pieces)
-        prompt_ms = 1e3 * (self.first_s - self.accepted_s)
-        return llamacpp_timings(usage, prompt_ms, 1e3 * (now_s - self.first_s))
 
 
 def _own_timings(done: Done) -> dict[str, Any]:

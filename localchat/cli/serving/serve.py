@@ -210,7 +210,7 @@ def _bound(setup: "Setup", host: str, port: int) -> "list[socket.socket]":
         if problem.details.get("port_in_use"):
             _refuse_second_server(setup.paths, port)
         raise
-    for sentence in running_server_notices(setup.paths, setup.model.name):
+    for sentence in running_server_notices(setup.paths):
         setup.terminal.notify(sentence)
     return sockets
 
@@ -371,26 +371,14 @@ def _announce(
         setup.terminal.end_answer(empty=False)
 
 
-def running_server_notices(paths: "Paths", own: str) -> "Iterator[str]":
-    """Yield sentences about running servers of this user, because each loads its own models.
-
-    `own` is the model that this server will load.
-    """
+def running_server_notices(paths: "Paths") -> "Iterator[str]":
+    """Yield a sentence for each running server of this user, because each loads its own models."""
     from localchat.cli.attach import running_servers
 
-    servers = running_servers(paths)
-    for server, models in servers:
-        yield f"another server runs at {server.url} and has loaded {_names_and_sizes(models)}"
-        for model in models:
-            if model.name == own:
-                yield (
-                    f"{own} will be loaded a second time{_cost(model)}, because servers share neither "
-                    "memory nor cache"
-                )
-    if servers:
+    for server, models in running_servers(paths):
         yield (
-            "one server is enough for all clients and several models (the names of `localchat list`); "
-            "`localchat stop` ends the running servers"
+            f"another server runs at {server.url} and has loaded {_names_and_sizes(models)}; one server is "
+            "enough for all clients and models, and `localchat stop` ends it"
         )
 
 
@@ -402,9 +390,3 @@ def _names_and_sizes(models: "Sequence[ModelStatus]") -> str:
 def _name_and_size(model: "ModelStatus") -> str:
     name = sanitize_line(model.name)
     return f"{name} ({size(model.memory_bytes)})" if model.memory_bytes else name
-
-
-def _cost(model: "ModelStatus") -> str:
-    if model.memory_bytes:
-        return f" and take about as much memory again ({size(model.memory_bytes)})"
-    return ""

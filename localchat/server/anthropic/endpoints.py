@@ -53,7 +53,7 @@ async def messages(request: Request) -> ASGIApp:
     body = await read_json(request, MessagesBody, config.limits, with_media=True)
     chat = await translate(request, lambda media: as_chat(body, media))
     prompt = engine_request(chat, config.limits, client_of(request))
-    endpoint = MessagesEndpoint(chat, prompt, config.loop_guard, request_id(request.scope))
+    endpoint = MessagesEndpoint(chat, prompt, request_id(request.scope))
     return GenerationResponse(request, endpoint)
 
 

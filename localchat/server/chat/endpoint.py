@@ -18,7 +18,6 @@ class ConversationEndpoint:
     chat: ChatRequest
     request: GenerateRequest
     """The conversation as a request of the engine."""
-    loop_guard: bool
 
     @property
     def model(self) -> str | None:
@@ -40,6 +39,5 @@ class ConversationEndpoint:
         return GenerationSpec(
             [[msgspec.structs.replace(self.request, prompt=variant) for variant in variants]],
             single_call=self.chat.single_call,
-            loop_guard=self.loop_guard,
             progress=self.streams and bool(self.chat.fields.return_progress),
         )

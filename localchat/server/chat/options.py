@@ -55,8 +55,6 @@ class GenerationFields(AnswerFields, frozen=True, kw_only=True):
     """Begin a stream with the progress of the prompt. From llama.cpp."""
     timings: bool | None = None
     """Add this request's metrics to the timings."""
-    timings_per_token: bool | None = None
-    """Add the timings so far to every piece of a stream. From llama.cpp."""
 
 
 CLIENTS: Final = "clients of the server"

@@ -32,7 +32,7 @@ from localchat.server.llamacpp.requests import completion_request, infill_reques
 from localchat.server.request_body import read_json
 from localchat.server.sse import event as sse_event
 from localchat.server.state import client_of, service_of
-from localchat.server.timings import RunningTimings, answer_timings, llamacpp_timings
+from localchat.server.timings import answer_timings, llamacpp_timings
 
 
 async def infill(request: Request) -> ASGIApp:
@@ -44,7 +44,7 @@ async def infill(request: Request) -> ASGIApp:
     config = service_of(request).config
     body = await read_json(request, NativeBody, config.limits)
     requests = infill_requests(body, config.limits, client_of(request))
-    return GenerationResponse(request, NativeEndpoint(body, requests, config.loop_guard))
+    return GenerationResponse(request, NativeEndpoint(body, requests))
 
 
 async def completion(request: Request) -> ASGIApp:
@@ -52,7 +52,7 @@ async def completion(request: Request) -> ASGIApp:
     config = service_of(request).config
     body = await read_json(request, NativeBody, config.limits)
     prompt = completion_request(body, config.limits, client_of(request))
-    return GenerationResponse(request, NativeEndpoint(body, [prompt], config.loop_guard))
+    return GenerationResponse(request, NativeEndpoint(body, [prompt]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,6 @@ class NativeEndpoint:
     body: NativeBody
     requests: Sequence[GenerateRequest]
     """The request, then versions of it with ever shorter prompts."""
-    loop_guard: bool
 
     @property
     def model(self) -> str | None:
@@ -79,7 +78,6 @@ class NativeEndpoint:
     async def spec(self, lease: AsyncLease) -> GenerationSpec:
         return GenerationSpec(
             [self.requests],
-            loop_guard=self.loop_guard,
             shorten_to_fit=True,
             early_stop=self._early_stop,
             progress=self.streams and bool(self.body.return_progress),
@@ -103,9 +101,7 @@ class NativeFormatter:
     def __init__(self, model: str, body: NativeBody, generation: Generation) -> None:
         self._model = model
         self._body = body
-        self._generation = generation
         self._truncated = any(generation.fallbacks_used)
-        self._running = RunningTimings()
         self._accepted_s = time.perf_counter()
         self._streamed = CollectedAnswer(1)
         self._prompt_tokens = 0
@@ -132,9 +128,6 @@ class NativeFormatter:
             "tokens_predicted": self._pieces,
             "tokens_evaluated": self._prompt_tokens,
         }
-        if self._body.timings_per_token:
-            cached = self._generation.cached_tokens
-            piece["timings"] = self._running.next_piece(self._prompt_tokens, cached)
         return sse_event(msgspec.json.encode(piece))
 
     def _progress(self, progress: PromptProgress) -> dict[str, Any]:

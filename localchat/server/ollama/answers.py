@@ -173,7 +173,7 @@ class OllamaEndpoint(ConversationEndpoint):
         return self.name
 
     async def spec(self, lease: AsyncLease) -> GenerationSpec:
-        spec = GenerationSpec([[self.request]], loop_guard=self.loop_guard)
+        spec = GenerationSpec([[self.request]])
         if isinstance(self.request.prompt, Messages):
             spec = await ConversationEndpoint.spec(self, lease)
         headers = context_headers(self.options, lease.info.context_tokens)
@@ -194,7 +194,6 @@ def _endpoint(
     return OllamaEndpoint(
         chat,
         prompt,
-        service.config.loop_guard,
         model_name(service, body.model),
         piece,
         body.options,

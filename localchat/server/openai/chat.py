@@ -49,7 +49,7 @@ async def chat(request: Request) -> ASGIApp:
     body = await read_json(request, ChatBody, limits, with_media=True)
     chat = await translate(request, lambda media: as_chat(body, media))
     prompt = engine_request(chat, limits, client_of(request))
-    endpoint = ChatEndpoint(chat, prompt, service.config.loop_guard, body)
+    endpoint = ChatEndpoint(chat, prompt, body)
     return GenerationResponse(request, endpoint)
 
 
@@ -68,7 +68,6 @@ class ChatEndpoint(ConversationEndpoint):
             with_usage=bool(options and options.include_usage),
             with_timings=bool(self.body.timings),
             with_logprobs=bool(self.body.logprobs),
-            generation=generation if self.body.timings_per_token else None,
         )
 
 
@@ -130,7 +129,7 @@ class ChatFormatter(ChunkFormatter):
         return self._role(index) + self.text_event(index, kind, text, choice)
 
     def _chunk(self, choice: ChatChunkChoice) -> bytes:
-        return self._role(choice.index) + self.choice_event(choice)
+        return self._role(choice.index) + self.header.event(choice)
 
     def _role(self, index: int) -> bytes:
         """Return the event with the role, before the first piece of a choice."""

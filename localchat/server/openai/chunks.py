@@ -10,10 +10,9 @@ import msgspec
 
 from localchat.engine.events import Done, Usage
 from localchat.server.errors import ApiError, openai_error
-from localchat.server.generation import Generation
 from localchat.server.openai.protocol import Chunk, usage_info
 from localchat.server.sse import DONE, event
-from localchat.server.timings import RunningTimings, answer_timings
+from localchat.server.timings import answer_timings
 
 _AFTER_CHOICE: Final = b"]}\n\n"
 _TEXT_MARK: Final = secrets.token_hex(16)
@@ -77,23 +76,12 @@ class ChunkFormatter:
     with_timings: bool = False
     """Add the metrics of the request to the timings."""
     with_logprobs: bool = False
-    generation: Generation | None = None
-    """Set if every chunk reports the timings so far."""
-    running: RunningTimings = field(default_factory=RunningTimings)
     unfinished: set[int] = field(default_factory=set)
     """Choices of a stream that have not ended."""
     last_end: list[Any] = field(default_factory=list)
     """The end of the last choice, until the timings are known."""
     _around_text: dict[tuple[int, type], tuple[bytes, bytes]] = field(default_factory=dict)
     """Start and end of the events that differ in one text only, by choice and kind of text."""
-
-    def choice_event(self, choice: object) -> bytes:
-        """Return the event for a piece of a choice."""
-        if self.generation is None:
-            return self.header.event(choice)
-        generation = self.generation
-        timings = self.running.next_piece(generation.prompt_tokens, generation.cached_tokens)
-        return event(self.header.chunk([choice], timings=timings))
 
     def text_event(
         self, index: int, kind: type, text: str, choice: Callable[[str], object]
@@ -102,8 +90,6 @@ class ChunkFormatter:
 
         Its constant parts are encoded once per choice and kind.
         """
-        if self.generation is not None:
-            return self.choice_event(choice(text))
         around = self._around_text.get((index, kind))
         if around is None:
             before, after = self.header.event(choice(_TEXT_MARK)).split(_encode(_TEXT_MARK))

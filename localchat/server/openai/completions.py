@@ -38,7 +38,7 @@ async def completions(request: Request) -> ASGIApp:
     config = service_of(request).config
     body = await read_json(request, CompletionBody, config.limits)
     prompts = completion_requests(body, config.limits, client_of(request))
-    return GenerationResponse(request, CompletionEndpoint(body, prompts, config.loop_guard))
+    return GenerationResponse(request, CompletionEndpoint(body, prompts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,6 @@ class CompletionEndpoint:
 
     body: CompletionBody
     requests: tuple[GenerateRequest, ...]
-    loop_guard: bool
     echoes: list[str] = field(default_factory=list)
     """Prompt of each choice, if the client wants an echo. `spec` fills it: that may need the tokenizer."""
 
@@ -68,7 +67,7 @@ class CompletionEndpoint:
             for request in self.requests:
                 text = await asyncio.to_thread(_prompt_text, lease, request)
                 self.echoes.extend([text] * request.n)
-        return GenerationSpec([[request] for request in self.requests], loop_guard=self.loop_guard)
+        return GenerationSpec([[request] for request in self.requests])
 
     def formatter(self, lease: AsyncLease, generation: Generation) -> "CompletionFormatter":
         options = self.body.stream_options
@@ -79,7 +78,6 @@ class CompletionEndpoint:
             with_usage=bool(options and options.include_usage),
             with_timings=bool(self.body.timings),
             with_logprobs=self.body.logprobs is not None,
-            generation=generation if self.body.timings_per_token else None,
         )
 
 
@@ -132,7 +130,7 @@ class CompletionFormatter(ChunkFormatter):
     def _text(self, choice: int, text: str, logprobs: CompletionLogprobs | None) -> bytes:
         self.offsets[choice] = self.offsets.get(choice, 0) + len(text)
         if logprobs is not None:
-            return self.choice_event(CompletionChoice(text, choice, logprobs, None))
+            return self.header.event(CompletionChoice(text, choice, logprobs, None))
         return self.text_event(
             choice, Text, text, lambda text: CompletionChoice(text, choice, None, None)
         )

@@ -80,7 +80,6 @@ async def responses(request: Request) -> ASGIApp:
     endpoint = ResponsesEndpoint(
         translated.chat,
         prompt,
-        config.loop_guard,
         body,
         translated.tool_names,
         translated.mcp,

@@ -116,7 +116,6 @@ class ResponsesBody(AnswerFields, frozen=True, kw_only=True):
     metadata: dict[str, Any] | None = None
     return_progress: bool | None = None
     """Report the progress of the prompt in the stream. From llama.cpp."""
-    timings_per_token: bool | None = None
-    """Add timings to the response. From llama.cpp."""
     timings: bool | None = None
+    """Add timings to the response."""
     seed: int | None = None

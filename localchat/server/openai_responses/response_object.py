@@ -74,9 +74,9 @@ class ResponseObject:
 
     def timings(self, usage: Usage, done: Done | None) -> Json:
         """Return the field `timings` if the client asked for it and the engine measured them."""
-        if not (self.body.timings_per_token or self.body.timings):
+        if not self.body.timings:
             return {}
-        timings = answer_timings(usage, done, own=bool(self.body.timings))
+        timings = answer_timings(usage, done, own=True)
         if timings is None:
             return {}
         return {"timings": timings}
