@@ -8,7 +8,7 @@ import socket
 import threading
 import urllib.parse
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 
 import msgspec
 
@@ -24,6 +24,7 @@ from localchat.engine.attached.protocol import (
 from localchat.engine.events import Done
 from localchat.engine.local import protocol
 from localchat.engine.local.queries import FrameQueries, Reply
+from localchat.engine.open_call import OpenCall
 from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import Stream
 from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError
@@ -81,29 +82,20 @@ class ServerClient:
             raise self._rejected(response.status, body)
         return body
 
-    def stream_events(self, request: GenerateCall, stream: "Stream", call: "AttachedCall") -> None:
+    def stream_events(self, request: GenerateCall, stream: "Stream", call: OpenCall) -> None:
         """Put the events of a request into its stream, until the end or a cancel."""
         try:
             body = _encode(request)
-            connection = self._connection(None)
-            if not call.begin(connection):
-                return
-            connection.request("POST", f"{PREFIX}/generate", body, self._headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise self._rejected(response.status, response.read())
-            for frame in protocol.read_frames(response, protocol.FromChild):
-                match frame:
-                    case protocol.Events(items):
-                        stream.put(*(event for _, event in items))
-                        if items and isinstance(items[-1][1], Done):
-                            return
-                    case protocol.Failed():
-                        stream.put(frame.error())
-                        return
-                    case _:
-                        raise protocol.FrameError(f"a {type(frame).__name__} in a stream")
-            raise protocol.FrameError("the stream ended early")
+            with closing(self._connection(None)) as connection:
+                assert connection.sock is not None
+                call.begin(connection.sock)
+                if call.cancelled.is_set():
+                    return
+                connection.request("POST", f"{PREFIX}/generate", body, self._headers)
+                response = connection.getresponse()
+                if response.status != 200:
+                    raise self._rejected(response.status, response.read())
+                _read_events(response, stream)
         except (OSError, ValueError, http.client.HTTPException, protocol.FrameError) as error:
             stream.put(self._connection_lost(error))
         except LocalchatError as error:
@@ -136,39 +128,6 @@ class ServerClient:
         )
 
 
-class AttachedCall:
-    """Connection of a request, which any thread may close."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._connection: http.client.HTTPConnection | None = None
-        self._cancelled = False
-
-    def begin(self, connection: http.client.HTTPConnection) -> bool:
-        """Register the connection. Return False if the request was cancelled before."""
-        with self._lock:
-            self._connection = connection
-            self._socket = connection.sock
-            return not self._cancelled
-
-    def cancel(self) -> None:
-        """Close the connection, so that the server cancels the request. Idempotent."""
-        with self._lock:
-            self._cancelled = True
-            if self._socket is not None:
-                # The connection may have ended just now.
-                with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
-
-    def end(self) -> None:
-        """Close the connection after the end of the request."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = self._socket = None
-
-
 class AttachedEngine(FrameQueries):
     """See Engine. `close` closes the connections, and the model stays loaded on the server."""
 
@@ -178,11 +137,11 @@ class AttachedEngine(FrameQueries):
         self._spec = spec
         self._user = user
         self._lock = threading.Lock()
-        self._calls: set[AttachedCall] = set()
+        self._calls: set[OpenCall] = set()
         self._closed = False
 
     def generate(self, request: GenerateRequest) -> Stream:
-        call = AttachedCall()
+        call = OpenCall()
         stream = Stream(call.cancel)
         with self._lock:
             if self._closed:
@@ -197,7 +156,7 @@ class AttachedEngine(FrameQueries):
         ).start()
         return stream
 
-    def _stream_events(self, request: GenerateCall, stream: Stream, call: AttachedCall) -> None:
+    def _stream_events(self, request: GenerateCall, stream: Stream, call: OpenCall) -> None:
         self._server.stream_events(request, stream, call)
         with self._lock:
             self._calls.discard(call)
@@ -214,6 +173,22 @@ class AttachedEngine(FrameQueries):
             raise EngineClosed("the engine was closed")
         # The server replies to one query per connection, so ids have no meaning.
         return self._server.query(QueryCall(self._spec, make_query(0), self._user), kind)
+
+
+def _read_events(response: http.client.HTTPResponse, stream: Stream) -> None:
+    """Put the events of a response into a stream, until the end or a failure. Raises FrameError."""
+    for frame in protocol.read_frames(response, protocol.FromChild):
+        match frame:
+            case protocol.Events(items):
+                stream.put(*(event for _, event in items))
+                if items and isinstance(items[-1][1], Done):
+                    return
+            case protocol.Failed():
+                stream.put(frame.error())
+                return
+            case _:
+                raise protocol.FrameError(f"a {type(frame).__name__} in a stream")
+    raise protocol.FrameError("the stream ended early")
 
 
 def _encode(request: msgspec.Struct) -> bytes:

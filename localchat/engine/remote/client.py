@@ -1,8 +1,6 @@
 """HTTP client of a remote server, with limits on time and size. Closing the connection cancels a request."""
 
 import json
-import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -10,6 +8,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from localchat.engine.open_call import OpenCall
 from localchat.engine.remote.errors import error_from_status
 from localchat.errors import (
     EngineClosed,
@@ -28,38 +27,6 @@ _MAX_LINE_BYTES: Final = 16 << 20
 _MAX_BODY_BYTES: Final = 64 << 20
 _MAX_ERROR_BYTES: Final = 64 << 10
 _CONNECTED: Final = ("connect_tcp.complete", "start_tls.complete")
-
-
-class RemoteCall:
-    """A request that another thread may cancel. The server sees the connection close immediately."""
-
-    def __init__(self) -> None:
-        self.cancelled = threading.Event()
-        """Set by `cancel`."""
-        self._lock = threading.Lock()
-        self._connection: Any = None
-
-    def trace(self, name: str, info: Mapping[str, Any]) -> None:
-        """Record the connection. The HTTP library calls this at each step."""
-        if name.endswith(_CONNECTED):
-            with self._lock:
-                self._connection = info["return_value"]
-            if self.cancelled.is_set():
-                self.cancel()
-
-    def cancel(self) -> None:
-        """Close the connection, even while the request waits."""
-        self.cancelled.set()
-        with self._lock:
-            line = self._connection
-        if line is None:
-            return
-        try:
-            # Closing the socket would not wake a reading thread or end the connection.
-            line.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-        except OSError:
-            # It is already closed.
-            return
 
 
 class RemoteClient:
@@ -96,10 +63,16 @@ class RemoteClient:
         self._client.close()
 
     def stream(
-        self, path: str, body: Mapping[str, Any], call: RemoteCall, *, root: bool = False
+        self, path: str, body: Mapping[str, Any], call: OpenCall, *, root: bool = False
     ) -> AbstractContextManager[httpx2.Response]:
         """Send a POST request on its own connection. Raises what httpx2 raises."""
-        extensions = {"trace": call.trace}
+
+        def trace(name: str, info: Mapping[str, Any]) -> None:
+            """Tell the call its connection. The HTTP library calls this at each step."""
+            if name.endswith(_CONNECTED):
+                call.begin(info["return_value"].get_extra_info("socket"))
+
+        extensions = {"trace": trace}
         return self._client.stream("POST", self._url(path, root), json=body, extensions=extensions)
 
     def request_json(

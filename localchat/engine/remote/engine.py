@@ -16,7 +16,8 @@ import httpx2
 
 from localchat.engine.events import Accepted, EngineStats, Event, MetricsSnapshot
 from localchat.engine.interface import EngineInfo, Vectors
-from localchat.engine.remote.client import RemoteCall, RemoteClient, read_body
+from localchat.engine.open_call import OpenCall
+from localchat.engine.remote.client import RemoteClient, read_body
 from localchat.engine.remote.dialect import Dialect
 from localchat.engine.remote.request_body import infill_body, request_body, request_path
 from localchat.engine.remote.response_stream import ResponseStream
@@ -69,7 +70,7 @@ class RemoteEngine:
         self._lock = threading.Lock()
         self._model_entry: dict[str, Any] | None = None
         self._now = MetricsSnapshot(phase="decode")
-        self._calls: set[RemoteCall] = set()
+        self._calls: set[OpenCall] = set()
         self._finished = 0
         self._reported = ""
         self._has_infill = True
@@ -78,7 +79,7 @@ class RemoteEngine:
         self._closed = threading.Event()
 
     def generate(self, request: GenerateRequest) -> Stream:
-        call = RemoteCall()
+        call = OpenCall()
         stream = Stream(call.cancel)
         answer = ResponseStream(request, time.perf_counter())
         with self._lock:
@@ -215,7 +216,7 @@ class RemoteEngine:
         """Process id, always None, because the model runs elsewhere."""
         return None
 
-    def _run(self, answer: ResponseStream, stream: Stream, call: RemoteCall) -> None:
+    def _run(self, answer: ResponseStream, stream: Stream, call: OpenCall) -> None:
         try:
             if not self._closed.is_set():
                 self._request_with_retries(answer, stream, call)
@@ -235,9 +236,7 @@ class RemoteEngine:
                 self._calls.discard(call)
                 self._finished += answer.finished
 
-    def _request_with_retries(
-        self, answer: ResponseStream, stream: Stream, call: RemoteCall
-    ) -> None:
+    def _request_with_retries(self, answer: ResponseStream, stream: Stream, call: OpenCall) -> None:
         """Send the request until it is answered, cancelled, or out of attempts."""
         attempt = 0
         shortened = False
@@ -289,7 +288,7 @@ class RemoteEngine:
         return request_path(request), self._dialect.translate(body), False
 
     def _read_answer(
-        self, response: httpx2.Response, answer: ResponseStream, stream: Stream, call: RemoteCall
+        self, response: httpx2.Response, answer: ResponseStream, stream: Stream, call: OpenCall
     ) -> None:
         """Convert the lines of an event stream to events. Unknown fields and comments are ignored."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
