@@ -105,7 +105,7 @@ class SessionTools:
         toolset = Toolset(groups, services)
         await toolset.connect()
         if self.consent is None and not self.allowed:
-            toolset.problems.append(
+            toolset.notes.append(
                 "Tool calls are refused, because this front end cannot ask for consent; localchat -i can"
             )
         for problem in toolset.problems:

@@ -71,8 +71,9 @@ class Toolset:
         """Open the tools of these groups, without the servers. Raises UsageError."""
         self.journal = services.journal
         self.tools: dict[str, Tool] = {}
-        self.problems: list[str] = []
-        """Sentences about servers that cannot be used, and about consent."""
+        self.notes: list[str] = []
+        """Sentences for the user about these tools."""
+        self._server_problems: list[str] = []
         self._services = services
         chosen = (services.servers[name] for name in groups if name in services.servers)
         self._servers = McpServers(chosen, services.environ, services.root)
@@ -116,9 +117,14 @@ class Toolset:
         for connection in connections:
             for tool in connection.tools:
                 self.tools.setdefault(tool.name, tool)
-        problems = [problem for problem in problems if problem not in self.problems]
-        self.problems += problems
-        return problems
+        new_problems = [problem for problem in problems if problem not in self._server_problems]
+        self._server_problems = problems
+        return new_problems
+
+    @property
+    def problems(self) -> list[str]:
+        """The notes, and sentences about servers that cannot be used."""
+        return [*self.notes, *self._server_problems]
 
     async def close(self) -> None:
         """Stop the servers and close the folder. Idempotent."""

@@ -372,7 +372,7 @@ def _announce(
 
 
 def running_server_notices(paths: "Paths") -> "Iterator[str]":
-    """Yield a sentence for each running server of this user, because each loads its own models."""
+    """Yield a sentence for each running server of this user. Each loads its own models."""
     from localchat.cli.attach import running_servers
 
     for server, models in running_servers(paths):

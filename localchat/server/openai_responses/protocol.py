@@ -48,7 +48,7 @@ class ResponsesTool(msgspec.Struct, frozen=True, omit_defaults=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: Any = None
-    """Of a `custom` tool, which is left out."""
+    """Only `custom` tools have it, which are left out."""
     tools: "list[ResponsesTool] | None" = None
     server_label: str | None = None
     allowed_tools: list[str] | McpToolFilter | None = None
