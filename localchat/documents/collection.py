@@ -8,10 +8,9 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from localchat.documents.folder import find_files
@@ -60,10 +59,6 @@ CREATE VIRTUAL TABLE words USING fts5(
 """
 
 
-_DOCUMENT_KINDS: Final = {".pdf": "PDF", ".docx": "DOCX", ".html": "HTML", ".htm": "HTML"}
-"""Document formats by suffix."""
-
-
 class Summary(NamedTuple):
     """Contents of a collection."""
 
@@ -74,16 +69,6 @@ class Summary(NamedTuple):
     skipped: dict[str, int]
     """Number of unreadable files by reason."""
     embedding_model: str
-
-
-class UnreadKind(NamedTuple):
-    """A document format of which no file could be read."""
-
-    kind: str
-    """`PDF`, `DOCX` or `HTML`."""
-    files: int
-    reason: str
-    """Most frequent reason, as the end of a sentence that starts with the file name."""
 
 
 class Changes(NamedTuple):
@@ -196,20 +181,6 @@ class Collection:
                 "SELECT trouble, count(*) FROM file WHERE trouble != '' GROUP BY trouble ORDER BY trouble"
             )
             return Summary(self._sources(), files, length, dict(skipped), self.embedding_model)
-
-    def unread_kinds(self) -> list[UnreadKind]:
-        """Return the formats of which no file could be read."""
-        with self._errors():
-            rows = self._db.execute("SELECT path, trouble FROM file").fetchall()
-        troubles: dict[str, list[str]] = {}
-        for path, trouble in rows:
-            if kind := _DOCUMENT_KINDS.get(PurePath(path).suffix.lower()):
-                troubles.setdefault(kind, []).append(trouble)
-        return [
-            UnreadKind(kind, len(reasons), Counter(reasons).most_common(1)[0][0])
-            for kind, reasons in sorted(troubles.items())
-            if all(reasons)
-        ]
 
     @property
     def embedding_model(self) -> str:
@@ -351,11 +322,7 @@ class Collection:
         try:
             document = read_document(name, data)
         except Unreadable as problem:
-            if "extra" in problem.details:
-                # Try again the next time, when the library may be installed.
-                file = file._replace(mtime_ns=-1)
-            hint = f" ({problem.hint})" if problem.hint else ""
-            return self._store_trouble(file, stored, f"{problem.message}{hint}")
+            return self._store_trouble(file, stored, problem.message)
         self._insert(file, stored, digest, "", document)
         return True
 

@@ -5,8 +5,6 @@ pypdf reads PDF files; the standard library reads everything else.
 
 import io
 import re
-import shlex
-import sys
 import zipfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -54,11 +52,7 @@ class DocumentText(NamedTuple):
 
 
 class Unreadable(UsageError):
-    """Raised for unreadable files.
-
-    `message` is the end of a sentence that starts with the file name. `details` has `extra` if a library is
-    missing.
-    """
+    """Raised for unreadable files. `message` is the end of a sentence that starts with the file name."""
 
 
 def is_markup(name: str, head: bytes) -> bool:
@@ -134,15 +128,9 @@ def _bounded(pages: Iterator[Page]) -> tuple[Page, ...]:
 
 
 def _pdf_pages(data: bytes) -> Iterator[Page]:
-    try:
-        import pypdf
-    except ImportError as problem:
-        # A plain install has pypdf. `sys.executable` selects the pip of a venv or of pipx.
-        command = shlex.join([sys.executable, "-m", "pip", "install", "pypdf"])
-        raise Unreadable(
-            "cannot be read: reading PDF needs pypdf", hint=f"install it: {command}", extra=True
-        ) from problem
     import logging
+
+    import pypdf
 
     # pypdf logs a line for each oddity of a file.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)

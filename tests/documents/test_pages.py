@@ -71,13 +71,6 @@ def test_a_pdf_without_text_says_that_it_may_be_scanned() -> None:
         read_document("a.pdf", pdf("", ""))
 
 
-def test_a_pdf_without_its_library_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pypdf", None)
-    with pytest.raises(Unreadable) as told:
-        read_document("a.pdf", pdf("One."))
-    assert told.value.hint.endswith("-m pip install pypdf")
-
-
 def test_a_docx_has_the_pages_that_word_saved() -> None:
     body = (
         '<w:p><w:pPr><w:tabs><w:tab w:val="left"/></w:tabs></w:pPr><w:r><w:t>One</w:t><w:tab/>'

@@ -15,7 +15,7 @@ from localchat.cli.preset_options import read_presets
 from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import expand_home, find_paths
 from localchat.documents.folder import MAX_FILES
-from localchat.errors import ExitCode, FileMissing, UsageError
+from localchat.errors import FileMissing, UsageError
 from localchat.units import counted, tokens
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def command(
     list_: bool,
     forget: str | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Index documents, then ask about them with @NAME.
 
     \b
@@ -67,8 +67,7 @@ def command(
     elif list_ or not (sources or name):
         _list(app, library, as_json)
     else:
-        return _learn(app, library, sources, name, embed)
-    return ExitCode.OK
+        _learn(app, library, sources, name, embed)
 
 
 def _list(app: AppContext, library: "DocumentLibrary", as_json: bool) -> None:
@@ -114,8 +113,8 @@ def _learn(
     sources: Sequence[str],
     name: str | None,
     embed: str | None,
-) -> int:
-    """Read the sources. Return ExitCode.ERROR if no file of some kind was readable."""
+) -> None:
+    """Read the sources, and report what was read."""
     from localchat.documents.collection import is_url
 
     terminal = Terminal(app.environ)
@@ -138,7 +137,6 @@ def _learn(
                 _check_same(collection, locations)
             changes = _read(app, terminal, collection, locations, embed)
             summary = collection.summary()
-            unread_kinds = collection.unread_kinds()
             has_text = bool(summary.length)
     finally:
         if is_new and not has_text and library.path(name).exists():
@@ -148,13 +146,6 @@ def _learn(
         raise _nothing_readable(sources, summary)
     _report(terminal, name, changes, summary)
     terminal.notify(_question_hint(app, name))
-    for kind in unread_kinds:
-        if kind.files == 1:
-            sentence = f"the only {kind.kind} file could not be read: it {kind.reason}"
-        else:
-            sentence = f"none of {kind.files:,} {kind.kind} files could be read: each {kind.reason}"
-        terminal.print_line(f"localchat: {sentence}")
-    return ExitCode.ERROR if unread_kinds else ExitCode.OK
 
 
 def _nothing_readable(sources: Sequence[str], summary: "Summary") -> UsageError:
