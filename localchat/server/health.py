@@ -10,22 +10,12 @@ from starlette.responses import Response
 from localchat import __version__
 from localchat.engine.events import EngineStats, RunningRequest
 from localchat.engine.interface import Engine
-from localchat.engine.request import Message, Messages
-from localchat.errors import LocalchatError, TemplateError
+from localchat.errors import LocalchatError
 from localchat.pool.resolver import ModelCard
 from localchat.server.errors import unavailable
 from localchat.server.formatters import json_response
 from localchat.server.metrics import CONTENT_TYPE
 from localchat.server.state import service_of
-
-_PROBE = {
-    "type": "function",
-    "function": {
-        "name": "probe_of_tools",
-        "description": "",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
 
 
 async def root(request: Request) -> Response:
@@ -74,10 +64,8 @@ def _card_properties(card: ModelCard) -> dict[str, Any]:
 def _engine_properties(engine: Engine) -> dict[str, Any]:
     """Return the properties that only a loaded engine knows."""
     info = engine.info()
-    tools = _template_has_tools(engine)
     properties = {
         "default_generation_settings": {"n_ctx": info.context_tokens},
-        "chat_template_caps": {"supports_tools": tools, "supports_tool_calls": tools},
         "architecture": info.architecture,
         "quantization": info.quantization,
         "n_ctx_train": info.context_train,
@@ -92,15 +80,6 @@ def _engine_properties(engine: Engine) -> dict[str, Any]:
 
 def _modalities(media: Collection[str]) -> dict[str, bool]:
     return {"vision": "image" in media, "audio": "audio" in media}
-
-
-def _template_has_tools(engine: Engine) -> bool:
-    """Return True if the model's template renders tools."""
-    try:
-        rendered = engine.render(Messages((Message("user", "probe"),), tools=(_PROBE,)))
-    except TemplateError:
-        return False
-    return "probe_of_tools" in rendered
 
 
 async def slots(request: Request) -> Response:

@@ -59,7 +59,6 @@ def test_properties_have_what_llamacpps_clients_read(stage: Stage, query: str) -
     props = ask(stage, f"/props{query}").json
     assert props["default_generation_settings"]["n_ctx"] == 4096
     assert props["modalities"] == {"vision": False, "audio": False}
-    assert props["chat_template_caps"] == {"supports_tools": False, "supports_tool_calls": False}
     assert "/" not in props["model_alias"]
     assert props["total_slots"] == 4
 
@@ -72,7 +71,6 @@ def test_properties_load_nothing_and_keep_nothing(
     monkeypatch.delattr(SingleEngine, "lease")
     props = ask(stage, "/props").json
     assert props["default_generation_settings"]["n_ctx"] == 4096
-    assert "chat_template_caps" not in props
 
 
 def test_tokens_of_a_text_and_of_a_conversation(stage: Stage) -> None:
