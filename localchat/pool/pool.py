@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from localchat.engine.interface import Engine
+from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.options import EngineOptions
 from localchat.errors import EngineBusy, EngineClosed, ModelMissing, UsageError
 from localchat.pool.admission import AdmissionResult, memory_in_use, never_fits
@@ -42,21 +42,33 @@ CheckMemory = Callable[[EngineOptions, Iterable[PoolEntry]], AdmissionResult]
 class Lease:
     """A reference to an engine. Released by `release` or the end of a `with` block."""
 
-    def __init__(
-        self,
-        name: str,
-        engine: Engine,
-        on_release: Callable[[], None],
-        on_gap: Callable[[], None] = lambda: None,
-        on_keep_alive: Callable[[float], None] = lambda seconds: None,
-    ) -> None:
-        self.name = name
-        self.engine = engine
+    def __init__(self, entry: PoolEntry, on_release: Callable[[], None]) -> None:
+        self.name = entry.spec.name
+        self.engine: Engine = entry.engine
+        self._entry = entry
         self._on_release: Callable[[], None] | None = on_release
-        self.fill_gap = on_gap
-        """Notes that an editor completes code with the engine; see `editor_keep_alive_s`."""
-        self.keep_alive = on_keep_alive
-        """Sets the model's own keep-alive in seconds; see EnginePool's `keep_alive_s`."""
+
+    @property
+    def final_info(self) -> EngineInfo | None:
+        """Info of the engine, None before its model is loaded. It does not change after that."""
+        info = self._entry.info
+        if info is None or not info.loaded:
+            return None
+        return info
+
+    def info(self) -> EngineInfo:
+        """Return the info of the engine. Waits for the vocabulary. Raises LocalchatError."""
+        info = self.final_info or self.engine.info()
+        self._entry.info = info
+        return info
+
+    def fill_gap(self) -> None:
+        """Note that an editor completes code with the engine; see `editor_keep_alive_s`."""
+        self._entry.fills_gaps = True
+
+    def keep_alive(self, seconds: float) -> None:
+        """Set the model's own keep-alive; see EnginePool's `keep_alive_s`."""
+        self._entry.keep_alive_s = seconds
 
     def release(self) -> None:
         """Idempotent."""
@@ -229,20 +241,7 @@ class EnginePool:
             )
         number = next(self._numbers)
         entry.users[number] = user
-
-        def fill_gap() -> None:
-            entry.fills_gaps = True
-
-        def keep_alive(seconds: float) -> None:
-            entry.keep_alive_s = seconds
-
-        return Lease(
-            entry.spec.name,
-            entry.engine,
-            lambda: self._release(entry, number),
-            fill_gap,
-            keep_alive,
-        )
+        return Lease(entry, lambda: self._release(entry, number))
 
     def _release(self, entry: PoolEntry, number: int) -> None:
         with self._changed:

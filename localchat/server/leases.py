@@ -60,8 +60,6 @@ class AsyncEnginePool:
         self.pool = pool
         self.resolver = resolver
         self._threads = ThreadPoolExecutor(_THREADS, "leases")
-        self._infos: dict[int, tuple[Engine, EngineInfo]] = {}
-        """Loaded engines with their final info, by id of the engine."""
         self._last_infos: dict[str, EngineInfo] = {}
         """Info of each model at its last lease, by name. The model may be unloaded since."""
         self._refresh: asyncio.Task[None] | None = None
@@ -77,7 +75,7 @@ class AsyncEnginePool:
         """
         lease = self.pool.lease_if_loaded(model, user)
         if lease is not None:
-            info = self._final_info(lease.engine)
+            info = lease.final_info
             if info is not None:
                 return AsyncLease(lease, info)
             lease.release()
@@ -98,7 +96,7 @@ class AsyncEnginePool:
         def work() -> AsyncLease:
             lease = take(cancelled)
             try:
-                return AsyncLease(lease, self._final_info(lease.engine) or lease.engine.info())
+                return AsyncLease(lease, lease.info())
             except BaseException:
                 lease.release()
                 raise
@@ -109,17 +107,7 @@ class AsyncEnginePool:
             cancelled.set()
             raise
         self._last_infos[lease.name] = lease.info
-        # A loaded engine's info never changes. Caching it saves each request a question to the process.
-        if lease.info.loaded and self._final_info(lease.engine) is None:
-            running = {id(engine) for _, engine in self.pool.engines()}
-            self._infos = {key: item for key, item in self._infos.items() if key in running}
-            self._infos[id(lease.engine)] = lease.engine, lease.info
         return lease
-
-    def _final_info(self, engine: Engine) -> EngineInfo | None:
-        """Return the cached info of a loaded engine."""
-        _, info = self._infos.get(id(engine), (engine, None))
-        return info
 
     def in_thread(self, work: Callable[[], R]) -> "asyncio.Future[R]":
         """Run a blocking call on one of the lease threads."""

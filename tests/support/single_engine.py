@@ -2,9 +2,13 @@
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
 from localchat.engine.interface import Engine, EngineInfo
+from localchat.engine.options import EngineOptions
 from localchat.errors import ModelMissing
+from localchat.pool.entry import ModelSpec, PooledEngine, PoolEntry
 from localchat.pool.pool import Lease
 from localchat.pool.resolver import ModelCard
 from localchat.server.leases import AsyncEnginePool, AsyncLease
@@ -21,7 +25,9 @@ class SingleEngine(AsyncEnginePool):
         if model not in ("", self.name):
             raise ModelMissing(f"no model {model!r}", hint=f"this server has {self.name}")
         self._info = await asyncio.to_thread(self.engine.info)
-        return AsyncLease(Lease(self.name, self.engine, lambda: None), self._info)
+        spec = ModelSpec(self.name, EngineOptions(Path(self.name), name=self.name))
+        entry = PoolEntry(spec, cast(PooledEngine, self.engine), 0, 0.0)
+        return AsyncLease(Lease(entry, lambda: None), self._info)
 
     def models(self) -> list[ModelCard]:
         info = self._info

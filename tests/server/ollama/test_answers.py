@@ -17,7 +17,6 @@ from localchat.engine.request import (
 )
 from localchat.errors import EngineDied
 from localchat.pool.entry import NEVER
-from localchat.pool.pool import Lease
 from localchat.server.config import ServerConfig
 from localchat.server.leases import AsyncLease
 from localchat.server.ollama.requests import keep_alive_s
@@ -252,8 +251,8 @@ class Keeper(SingleEngine):
 
     async def lease(self, model: str, *, user: str = "") -> AsyncLease:
         lease = await SingleEngine.lease(self, model, user=user)
-        inner = Lease(self.name, self.engine, lambda: None, on_keep_alive=self.kept.append)
-        return AsyncLease(inner, lease.info)
+        lease.keep_alive = self.kept.append  # type: ignore[assignment]
+        return lease
 
 
 def test_a_keep_alive_reaches_the_pool() -> None:
