@@ -240,8 +240,7 @@ class Collection:
             has_changes = changed or urls or removed or is_new_source
             if not has_changes and embedding_model is None:
                 return Changes(0, len(files), 0)
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with self._transaction():
                 for source in sources:
                     self._db.execute("INSERT OR IGNORE INTO source VALUES (?)", (source,))
                 for row in removed:
@@ -253,11 +252,6 @@ class Collection:
                         _SourceFile(source, "", 0, 0), *fetch(source), stored.get((source, ""))
                     )
                 self._embed(embed, embedding_model)
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
             return Changes(read, len(files) - len(changed), len(removed))
 
     def _read_files(
