@@ -314,11 +314,6 @@ def test_all_ends_but_the_last_are_written_at_once(stage: Stage) -> None:
     assert len(ends) == 2 and "timings" not in ends[0] and "timings" in ends[1]
 
 
-def test_response_has_timings_if_asked(stage: Stage) -> None:
-    assert "timings" not in post(stage, "/v1/responses").json
-    assert "prompt_n" in post(stage, "/v1/responses", timings=True).json["timings"]
-
-
 # ---------------------------------------------------------------------------- small faults
 
 

@@ -33,7 +33,6 @@ from localchat.server.generation import (
     Generation,
     GenerationSpec,
     OutputEvent,
-    PromptProgress,
 )
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
@@ -167,17 +166,11 @@ class ResponsesFormatter:
         )
 
     def event(self, event: OutputEvent) -> bytes:
-        if isinstance(event, PromptProgress):
-            response = self._current("in_progress")
-            return self._event(
-                "response.in_progress", response=response, prompt_progress=event.as_json()
-            )
         return b"".join(self._block_event(change) for change in self._blocks.add(event))
 
     def finish(self, usage: Usage, done: Done | None) -> bytes:
         status = final_status(self._blocks.end)
-        response = self._current(status, usage=usage) | self._response.timings(usage, done)
-        return self._event(f"response.{status}", response=response)
+        return self._event(f"response.{status}", response=self._current(status, usage=usage))
 
     def error(self, error: ApiError) -> bytes:
         return self._event("response.failed", response=self._current("failed", error=error))
@@ -192,8 +185,7 @@ class ResponsesFormatter:
             self._response.item(self._response.item_id(block), block) for block in choice.blocks
         ]
         status = final_status(choice.end)
-        response = self._response.as_json(status, output, usage=usage)
-        return msgspec.json.encode(response | self._response.timings(usage, done))
+        return msgspec.json.encode(self._response.as_json(status, output, usage=usage))
 
     def _current(
         self, status: Status, usage: Usage | None = None, error: ApiError | None = None

@@ -114,8 +114,4 @@ class ResponsesBody(AnswerFields, frozen=True, kw_only=True):
     prompt: Any = None
     background: bool | None = None
     metadata: dict[str, Any] | None = None
-    return_progress: bool | None = None
-    """Report the progress of the prompt in the stream. From llama.cpp."""
-    timings: bool | None = None
-    """Add timings to the response."""
     seed: int | None = None

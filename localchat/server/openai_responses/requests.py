@@ -95,7 +95,6 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
         **structure,
         model=body.model,
         stream=body.stream,
-        return_progress=body.return_progress,
         seed=body.seed,
     )
     reasoning = body.reasoning or ReasoningConfig()

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from localchat.engine.events import Done, Usage
+from localchat.engine.events import Usage
 from localchat.server.chat.content_blocks import ContentBlock
 from localchat.server.chat.logprobs import chat_logprobs
 from localchat.server.errors import ApiError
@@ -14,7 +14,6 @@ from localchat.server.generation import ChoiceEnd
 from localchat.server.openai_responses.mcp import McpListing, McpName, error_json
 from localchat.server.openai_responses.protocol import ReasoningConfig, ResponsesBody, TextFormat
 from localchat.server.openai_responses.requests import ToolName
-from localchat.server.timings import answer_timings
 
 Json: TypeAlias = dict[str, Any]
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -71,15 +70,6 @@ class ResponseObject:
             "truncation": "disabled",
             "usage": _usage(usage) if usage else None,
         }
-
-    def timings(self, usage: Usage, done: Done | None) -> Json:
-        """Return the field `timings` if the client asked for it and the engine measured them."""
-        if not self.body.timings:
-            return {}
-        timings = answer_timings(usage, done, own=True)
-        if timings is None:
-            return {}
-        return {"timings": timings}
 
     def empty_item(self, id_: str, block: ContentBlock) -> Json:
         """Return the item of a block that was just opened."""
