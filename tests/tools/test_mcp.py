@@ -202,13 +202,13 @@ def test_a_message_above_the_limit_ends_the_connection(
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
-    [("silent", "did not answer"), ("endless", "demo"), ("exit", "no license")],
+    ("kind", "message", "start_s"),
+    [("silent", "did not answer", 1.0), ("endless", "demo", 4.0), ("exit", "no license", 120.0)],
 )
 def test_a_server_that_does_not_start_is_said(
-    kind: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, message: str, start_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_client, "_START_S", 4.0)
+    monkeypatch.setattr(mcp_client, "_START_S", start_s)
     monkeypatch.setattr(mcp_client, "_MAX_MESSAGE", 1 << 20)
     assert message in failure_of(server(kind), tmp_path)
 
