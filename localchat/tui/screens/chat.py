@@ -487,13 +487,9 @@ class ChatScreen(Screen[None]):
 
         def closed(id_: str | None) -> None:
             if id_ is not None:
-                self.open_conversation(id_)
+                self.start_work(self._load_conversation(id_))
 
         self.app.push_screen(HistoryScreen(recorder.history, recorder.flush), closed)
-
-    def open_conversation(self, id_: str) -> None:
-        """Resume a conversation of the history."""
-        self.start_work(self._load_conversation(id_))
 
     async def _load_conversation(self, id_: str) -> None:
         session = self.session
@@ -555,8 +551,6 @@ class ChatScreen(Screen[None]):
                 self.run_command(argument)
             case "write":
                 self.composer.write(argument)
-            case "open":
-                self.open_conversation(argument)
             case "action":
                 self._call_from_any_thread(self.run_action, argument)
             case _:

@@ -116,9 +116,9 @@ def to_unicode(source: str) -> str:
 
 def _matrix(match: re.Match[str]) -> str:
     """Return a matrix in one line: its rows between semicolons."""
-    left, right = _BRACKETS.get(match[1], "[]")
+    brackets = _BRACKETS.get(match[1], "[]")
     rows = (row.strip() for row in match[2].split(r"\\"))
-    return left + "; ".join(row for row in rows if row) + right
+    return brackets[0] + "; ".join(row for row in rows if row) + brackets[1]
 
 
 def _symbol(match: re.Match[str]) -> str:
