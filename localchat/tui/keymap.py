@@ -74,7 +74,7 @@ KEYS: Final = (
     KeyBinding("screen.help", "f1", "command('/help')", "Keys and commands"),
     KeyBinding("screen.settings", "f2", "settings", "Settings"),
     KeyBinding("screen.models", "f3", "command('/model')", "Models"),
-    KeyBinding("screen.parameters", "f4", "command('/set')", "Parameters and what they cost"),
+    KeyBinding("screen.parameters", "f4", "command('/set')", "Parameters of this conversation"),
     KeyBinding("screen.history", "ctrl+r", "history", "Conversations"),
     KeyBinding("screen.palette", "ctrl+p", "palette", "Command palette"),
     KeyBinding("screen.theme", "f10", "theme", "Next theme", "app"),

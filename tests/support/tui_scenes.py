@@ -205,12 +205,6 @@ async def settings(pilot: Pilot[int]) -> None:
     )
 
 
-def weighed(pilot: Pilot[int]) -> bool:
-    """The choices of a parameter are there."""
-    screen: Any = pilot.app.screen
-    return bool(screen.entries.option_count > 3)
-
-
 def theme(name: str) -> dict[str, Any]:
     return {"changes": {"theme": name}, "script": told_in_turn(*ANSWER)}
 
@@ -366,7 +360,6 @@ SCENES: dict[str, Scene] = {
     "attached": Scene(attach),
     "models": Scene(models, {"models": ("tiny", "other", "guide")}, sizes=DIALOG),
     "parameters": Scene(keys("f4"), sizes=DIALOG),
-    "parameter-costs": Scene(keys("f4", "enter", ready=weighed)),
     "settings": Scene(settings, sizes=DIALOG),
     "history": Scene(past, sizes=DIALOG),
     "history-search": Scene(keys(*"norway", before=past), sizes=((80, 24),)),

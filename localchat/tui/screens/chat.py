@@ -453,9 +453,9 @@ class ChatScreen(Screen[None]):
     def _open_parameters(self) -> None:
         from localchat.tui.screens.parameters import ParameterScreen
 
-        def closed(changes: dict[str, str] | None) -> None:
+        def closed(changes: dict[str, str | None] | None) -> None:
             if changes:
-                self.change(None, changes)
+                self.change(None, {key: text or "" for key, text in changes.items()})
 
         self.app.push_screen(ParameterScreen(self.session), closed)
 
@@ -487,9 +487,13 @@ class ChatScreen(Screen[None]):
 
         def closed(id_: str | None) -> None:
             if id_ is not None:
-                self.start_work(self._load_conversation(id_))
+                self.open_conversation(id_)
 
         self.app.push_screen(HistoryScreen(recorder.history, recorder.flush), closed)
+
+    def open_conversation(self, id_: str) -> None:
+        """Resume a conversation of the history."""
+        self.start_work(self._load_conversation(id_))
 
     async def _load_conversation(self, id_: str) -> None:
         session = self.session
