@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from localchat.chat.conversation import Conversation
     from localchat.config.mcp_servers import McpServer
-    from localchat.documents.collection import Embed
     from localchat.documents.library import DocumentLibrary
     from localchat.engine.events import Done
     from localchat.engine.interface import EngineInfo
@@ -90,8 +89,6 @@ class SessionContext(msgspec.Struct, frozen=True):
     """MCP servers of the settings file, by name."""
     memory_steps: "Callable[[ModelSetup], tuple[MemoryStep, ...]]" = lambda setup: ()
     """Finds steps that make room for a load. Takes a second or two. Raises LocalchatError."""
-    embed: "Embed | None" = None
-    """Embeds texts for documents that an embedding model has learned."""
     recommended: "Callable[[], tuple[Recommendation, ...]]" = tuple
     """Returns published models that suit this machine, from quick to best.
 
@@ -111,4 +108,4 @@ class SessionContext(msgspec.Struct, frozen=True):
         """The documents of this user."""
         from localchat.documents.library import DocumentLibrary
 
-        return DocumentLibrary(self.paths.data_dir / "documents", self.embed)
+        return DocumentLibrary(self.paths.data_dir / "documents")

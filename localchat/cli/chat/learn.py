@@ -19,7 +19,7 @@ from localchat.errors import ExitCode, FileMissing, UsageError
 from localchat.units import counted, tokens
 
 if TYPE_CHECKING:
-    from localchat.documents.collection import Changes, Collection, Embed, Summary
+    from localchat.documents.collection import Changes, Collection, Summary
     from localchat.documents.library import DocumentLibrary
 
 _CHARACTERS_PER_TOKEN = 4
@@ -29,11 +29,6 @@ _CHARACTERS_PER_TOKEN = 4
 @click.command("learn")
 @click.argument("sources", metavar="[DIR|FILE|URL]...", nargs=-1, shell_complete=complete_file)
 @click.option("--name", metavar="NAME", help="Name for @NAME. Default: that of the folder or file.")
-@click.option(
-    "--embed",
-    metavar="MODEL",
-    help="Embedding model that also finds passages. Default: search by words only.",
-)
 @click.option("--list", "list_", is_flag=True, help="List the indexed documents.")
 @click.option(
     "--forget", metavar="NAME", shell_complete=complete_documents, help="Delete indexed documents."
@@ -45,7 +40,6 @@ def command(
     /,
     sources: tuple[str, ...],
     name: str | None,
-    embed: str | None,
     list_: bool,
     forget: str | None,
     as_json: bool,
@@ -67,7 +61,7 @@ def command(
     elif list_ or not (sources or name):
         _list(app, library, as_json)
     else:
-        return _learn(app, library, sources, name, embed)
+        return _learn(app, library, sources, name)
     return ExitCode.OK
 
 
@@ -100,7 +94,6 @@ def _record(name: str, summary: "Summary") -> dict[str, Any]:
         "files": summary.files,
         "characters": summary.length,
         "skipped": summary.skipped,
-        "embedding_model": summary.embedding_model or None,
     }
 
 
@@ -113,7 +106,6 @@ def _learn(
     library: "DocumentLibrary",
     sources: Sequence[str],
     name: str | None,
-    embed: str | None,
 ) -> int:
     """Read the sources. Return ExitCode.ERROR if no file of some kind was readable."""
     from localchat.documents.collection import is_url
@@ -136,7 +128,7 @@ def _learn(
         with library.open(name, create=True) as collection:
             if not has_name_flag and not is_new:
                 _check_same(collection, locations)
-            changes = _read(app, terminal, collection, locations, embed)
+            changes = _read(app, terminal, collection, locations)
             summary = collection.summary()
             unread_kinds = collection.unread_kinds()
             has_text = bool(summary.length)
@@ -173,7 +165,6 @@ def _read(
     terminal: Terminal,
     collection: "Collection",
     locations: Sequence[str],
-    embed: str | None,
 ) -> "Changes":
     from localchat.documents.web import fetch
 
@@ -184,19 +175,10 @@ def _read(
         return collection.learn(
             locations,
             fetch=None if _is_offline(app) else fetch,
-            embed=embedder(app),
-            embedding_model=_model_name(embed),
             progress=progress,
         )
     finally:
         terminal.progress("")
-
-
-def _model_name(name: str | None) -> str | None:
-    """Return the name of a model, or the absolute path of a model file."""
-    if name is None or not expand_home(name).is_file():
-        return name
-    return str(expand_home(name).absolute())
 
 
 def _report(terminal: Terminal, name: str, changes: "Changes", summary: "Summary") -> None:
@@ -274,20 +256,3 @@ def _is_offline(app: AppContext) -> bool:
     from localchat.cli.resolve import Inputs
 
     return Inputs(app, {}).settings().settings.offline
-
-
-def embedder(app: AppContext) -> "Embed":
-    """Return a function that embeds texts with a local model or a running server."""
-
-    def embed(model: str, texts: Sequence[str]) -> list[list[float]]:
-        from localchat.cli.resolve import Inputs, open_engine, resolve_inputs
-
-        terminal = Terminal(app.environ, quiet=True)
-        setup = resolve_inputs(Inputs(app, {}, model), terminal)
-        engine = open_engine(setup, "documents", lambda notice: None)
-        try:
-            return list(engine.embed(texts, truncate=True))
-        finally:
-            engine.close()
-
-    return embed

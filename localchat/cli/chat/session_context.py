@@ -1,7 +1,7 @@
 """Build the context of a chat session, which resolves, plans and remembers models."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -56,11 +56,6 @@ def session_context(setup: Setup) -> tuple[SessionContext, ModelSetup]:
     def remember(model: ResolvedModel, info: "EngineInfo | None", done: "Done | None") -> None:
         record_use(model, setup.paths, lambda: info, done)
 
-    def embed(model: str, texts: Sequence[str]) -> list[list[float]]:
-        from localchat.cli.chat.learn import embedder
-
-        return embedder(setup.app)(model, texts)
-
     planner = LoadPlanner(setup)
     file = read_settings(setup.paths.settings_file)
     context = SessionContext(
@@ -78,7 +73,6 @@ def session_context(setup: Setup) -> tuple[SessionContext, ModelSetup]:
         notices=file.notices,
         presets=file.presets,
         mcp_servers=file.mcp_servers,
-        embed=embed,
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
     )
     return context, model_setup(setup)

@@ -10,6 +10,7 @@ CORRECTIONS: Final = {
     "localchat preset ": "localchat config preset ",
     "localchat completion ": "localchat config completion ",
     "licence": "license",
+    "passages by their words, or with `--embed MODEL` by meaning, and": "passages by their words, and",
     "localchat converts nothing: llama.cpp's own tools (`convert_hf_to_gguf.py`, `llama-quantize`) make"
     " a GGUF and quantize it; then": (
         "`localchat quantize MODEL --type Q4_K_M` writes a GGUF in another quantization. `localchat "

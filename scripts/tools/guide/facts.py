@@ -167,7 +167,6 @@ FLAGS: Final = [
     "--clients",
     "--cache-disk",
     "--no-cache-disk",
-    "--embed",
     "--tools",
     "--root",
     "--tool-rounds",
