@@ -15,12 +15,11 @@ from localchat.errors import LocalchatError, UsageError
 if TYPE_CHECKING:
     from localchat.cli.resolve import Setup
     from localchat.config.remotes import Remote
-    from localchat.measure.comparison import QualityTarget
+    from localchat.engine.interface import Engine
     from localchat.measure.endpoint import BenchEndpoint
     from localchat.measure.memory_roof import MemoryRoof
     from localchat.measure.variants import BenchVariant
 
-_ANSWER_S: Final = 600.0
 _COMMAND_KEYS: Final = ("quiet", "color", "model", "temperature")
 """Settings of the command alone, not of the models that it measures."""
 _SLOTS: Final = 16
@@ -133,34 +132,18 @@ class BenchTargets(_Targets):
 
 
 class QualityTargets(_Targets):
-    """Opens the engine of a variant, or a client of its running server."""
+    """Opens the engine of a variant."""
 
     @contextmanager
-    def open(self, variant: "BenchVariant") -> "Iterator[QualityTarget]":
+    def open(self, variant: "BenchVariant") -> "Iterator[Engine]":
         """Open the variant during the block. Raises LocalchatError."""
         from localchat.cli.resolve import engine_options
-        from localchat.engine.remote.client import RemoteClient
-        from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
-        from localchat.measure.comparison import QualityTarget
-        from localchat.measure.variants import is_running
 
-        if not is_running(variant.model):
-            engine = self._app.open_engine(engine_options(self._setup(variant)), _ignore_notice)
-            try:
-                yield QualityTarget(engine)
-            finally:
-                engine.close()
-            return
-        remote = self._remote(variant)
-        key = remote.key(self._app.environ)
-        options = RemoteOptions(remote.url, remote.model, key)
-        remote_engine = RemoteEngine(options, notify=_ignore_notice)
-        client = RemoteClient(remote.url, key, _ANSWER_S)
+        engine = self._app.open_engine(engine_options(self._setup(variant)), _ignore_notice)
         try:
-            yield QualityTarget(remote_engine, client)
+            yield engine
         finally:
-            client.close()
-            remote_engine.close()
+            engine.close()
 
 
 def _ignore_notice(_: str) -> None:
