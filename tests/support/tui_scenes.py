@@ -350,10 +350,7 @@ SCENES: dict[str, Scene] = {
     "queued": Scene(under_way("queued"), {"script": held(Queued(2))}),
     "branches": Scene(branches, RICH),
     "editing": Scene(keys("f6", before=talk), RICH),
-    "panel": Scene(panel, RICH),
-    "panel-explained": Scene(
-        keys("tab", "tab", *["down"] * 6, before=panel), RICH, ((80, 24), (120, 40), (40, 12))
-    ),
+    "panel": Scene(panel, RICH, ((80, 24), (120, 40), (40, 12))),
     "commands": Scene(keys("slash")),
     "commands-narrow": Scene(keys("slash"), sizes=((40, 24),)),
     "command-help": Scene(keys(*"/set ")),
