@@ -107,8 +107,6 @@ class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     accepted: int | None = None
     acceptance: float | None = None
     preemptions: int | None = None
-    roof_share: float | None = None
-    """Share of the memory bandwidth that the steps used."""
     disruption: DisruptionFigures | None = None
     """Gaps of the streams before and during a burst of long prompts; None without a burst."""
 

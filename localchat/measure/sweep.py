@@ -23,7 +23,6 @@ from localchat.measure.load import (
     run_disruption,
     run_load,
 )
-from localchat.measure.memory_roof import MemoryRoof
 from localchat.measure.server_metrics import WatchedCounters, watched_counters
 from localchat.measure.statistics import (
     LatencyTarget,
@@ -62,7 +61,6 @@ class ServedVariant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     url: str = ""
     """Address of a running server; empty for a server of the benchmark."""
     properties: dict[str, Any] = {}
-    roof: MemoryRoof | None = None
 
 
 class PointKey(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -132,9 +130,7 @@ class PointRefused(NamedTuple):
 
 
 SweepEvent: TypeAlias = ServerStarted | PointStarted | PointAdvanced | PointMeasured | PointRefused
-OpenServer = Callable[
-    [BenchVariant], "AbstractContextManager[tuple[BenchEndpoint, MemoryRoof | None]]"
-]
+OpenServer = Callable[[BenchVariant], AbstractContextManager[BenchEndpoint]]
 """Serves a variant during the block, or returns the address of a running server."""
 
 
@@ -190,7 +186,6 @@ class _Series(NamedTuple):
     shape: Shape
     round: int
     endpoint: BenchEndpoint
-    roof: MemoryRoof | None
 
 
 @dataclass(slots=True)
@@ -215,24 +210,21 @@ class Sweep:
         for round_ in range(self.spec.rounds):
             for variant in variants if round_ % 2 == 0 else reversed(variants):
                 self.show(ServerStarted(variant.name))
-                with self.open_server(variant) as (opened, roof):
+                with self.open_server(variant) as opened:
                     endpoint = prepared(opened, self.run_id, self.spec.temperature)
-                    self._run_variant(variant, endpoint, roof, round_)
+                    self._run_variant(variant, endpoint, round_)
 
-    def _run_variant(
-        self, variant: BenchVariant, endpoint: BenchEndpoint, roof: MemoryRoof | None, round_: int
-    ) -> None:
+    def _run_variant(self, variant: BenchVariant, endpoint: BenchEndpoint, round_: int) -> None:
         self.served[variant.name] = ServedVariant(
             variant=variant,
             model=endpoint.model,
             url="" if endpoint.own else endpoint.url,
             properties=_short_properties(endpoint.properties),
-            roof=roof,
         )
         for shape in self.spec.shapes:
             for context_tokens in self.spec.contexts:
                 key = _SeriesKey(variant.name, shape.name, context_tokens)
-                self._run_series(_Series(key, shape, round_, endpoint, roof))
+                self._run_series(_Series(key, shape, round_, endpoint))
 
     def _run_series(self, series: _Series) -> None:
         # Later rounds repeat the levels of the first one, so that all rounds are comparable.
@@ -312,10 +304,7 @@ class Sweep:
             else:
                 result = run_load(endpoint.client, load, body, on_answer)
         point = _with_counters(figures(result, self.spec.target), counters)
-        roof_share = None
-        if series.roof is not None and key.clients:
-            roof_share = series.roof.share(point, key.clients, key.context_tokens)
-        point = msgspec.structs.replace(point, roof_share=roof_share, disruption=disrupted)
+        point = msgspec.structs.replace(point, disruption=disrupted)
         return Point(key, series.round, point)
 
     def _total(self) -> int:

@@ -67,17 +67,6 @@ def test_more_clients_than_slots_are_named() -> None:
     assert "4 requests at once, and 4 of 8 requests wait" in told(point(8, kv_total_tokens=99_999))
 
 
-@pytest.mark.parametrize(
-    ("roof", "words"), [(0.9, "memory bandwidth"), (0.2, "compute"), (None, "")]
-)
-def test_a_saturated_series_is_limited_by_bandwidth_or_compute(
-    roof: float | None, words: str
-) -> None:
-    line = [point(count, roof_share=roof, kv_total_tokens=9999) for count in (1, 2, 4)]
-    assert words in told(*line)
-    assert bool(told(*line)) is bool(words)
-
-
 def test_a_missed_target_is_told_for_named_clients_and_for_the_first_point_of_a_sweep() -> None:
     record = Record()
     record.points = (point(1, good_share=1.0), point(4, good_share=0.5))

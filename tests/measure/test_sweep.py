@@ -8,7 +8,6 @@ import pytest
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import ContextExceeded
 from localchat.measure.endpoint import BenchEndpoint
-from localchat.measure.memory_roof import MemoryRoof
 from localchat.measure.statistics import PointFigures
 from localchat.measure.sweep import (
     Point,
@@ -40,15 +39,14 @@ class Bench:
         self.engine = engine
         self.shown: list[SweepEvent] = []
         self.opened: list[str] = []
-        self.roof: MemoryRoof | None = None
         given = {"variants": (A,), "shapes": (SHORT,), "requests": 1, **spec}
         self.sweep = Sweep(SweepSpec(**given), self._open, self.shown.append)  # type: ignore[arg-type]
 
     @contextmanager
-    def _open(self, variant: BenchVariant) -> "Iterator[tuple[BenchEndpoint, MemoryRoof | None]]":
+    def _open(self, variant: BenchVariant) -> Iterator[BenchEndpoint]:
         self.opened.append(variant.name)
         with running(self.engine) as (port, _):
-            yield BenchEndpoint(f"http://127.0.0.1:{port}"), self.roof
+            yield BenchEndpoint(f"http://127.0.0.1:{port}")
 
     def run(self) -> list[Point]:
         self.sweep.run()
@@ -178,17 +176,6 @@ def test_an_interrupted_sweep_keeps_its_points() -> None:
         bench.run()
     assert [one.key.clients for one in bench.sweep.points] == [1, 2]
     assert bench.sweep.served["a"].model == "scripted"
-
-
-def test_the_share_of_the_roof_counts_weights_once_and_the_cache_of_each() -> None:
-    roof = MemoryRoof(1_000_000, 100, 1e9, measured=True)
-    found = point(100, 4).figures
-    # 11 ms a token: a step reads a million bytes, and 100 for each of 4 * 300 tokens held.
-    assert roof.share(found, 4, 0) == pytest.approx((1_000_000 + 4 * 300 * 100) / 0.011 / 1e9)
-    slow = ScriptedAnswer(("a", "b", "c"), gap_s=0.01)
-    bench = Bench(ScriptedEngine(script=lambda request: slow), clients=(1,))
-    bench.roof = roof
-    assert (bench.run()[0].figures.roof_share or 0) > 0
 
 
 def test_the_round_of_the_median_stands_for_all() -> None:
