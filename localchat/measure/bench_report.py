@@ -47,10 +47,7 @@ def heading(record: BenchRecord, series: list[Point]) -> str:
     shape = _shape(record, key)
     # A shape of lengths states them in its name.
     lengths = "" if "+" in shape.name else f" ({shape.prompt_tokens}+{shape.output_tokens} tokens)"
-    text = f"{key.variant} · {shape.name}{lengths}"
-    if key.context_tokens:
-        text += f", after {key.context_tokens:,} tokens of context"
-    return text
+    return f"{key.variant} · {shape.name}{lengths}"
 
 
 def _shape(record: BenchRecord, key: PointKey) -> Shape:
@@ -218,7 +215,7 @@ def _kv_limit(point: Point) -> str:
     """Report a KV cache that cannot hold all clients; empty if it can."""
     figures = point.figures
     clients = _in_flight(point)
-    length = figures.prompt_tokens + figures.completion_tokens + point.key.context_tokens
+    length = figures.prompt_tokens + figures.completion_tokens
     if not figures.kv_total_tokens or length < 1:
         return ""
     room = int(figures.kv_total_tokens // length)
@@ -288,7 +285,7 @@ def differences_table(record: BenchRecord) -> ReportTable | None:
                 mean = _number(statistics.fmean(values))
                 change = _difference(difference(values, base))
                 rows.append((name, *_condition_cells(base_key), mean, *change))
-    head = ("", "SHAPE", "CONTEXT", "CLIENTS", "TOK/S", f"AGAINST {base_name}", "")
+    head = ("", "SHAPE", "CLIENTS", "TOK/S", f"AGAINST {base_name}", "")
     if not rows:
         return None
     return ReportTable(head, rows, left=2)
@@ -298,9 +295,9 @@ def _with_variant(key: PointKey, variant: str) -> PointKey:
     return msgspec.structs.replace(key, variant=variant)
 
 
-def _condition_cells(key: PointKey) -> tuple[str, str, str]:
+def _condition_cells(key: PointKey) -> tuple[str, str]:
     load = f"{key.rate:g}/s" if key.rate else str(key.clients)
-    return key.shape, f"{key.context_tokens:,}", load
+    return key.shape, load
 
 
 def _difference(change: Difference) -> tuple[str, str]:

@@ -122,16 +122,15 @@ def make_plan(
 
 
 def _series(record: BenchRecord, model: str | None) -> list[Point]:
-    """Return the first series of a model without context and without a burst. Raises UsageError."""
+    """Return the first series of a model without a burst. Raises UsageError."""
     models = {served.variant.name: served.variant.model for served in record.served}
     for series in point_series(record.points):
         first = series[0]
-        is_plain = not first.key.context_tokens and first.figures.disruption is None
-        if is_plain and model in (None, models[first.key.variant]):
+        if first.figures.disruption is None and model in (None, models[first.key.variant]):
             return series
     subject = "" if model is None else f" of {model}"
     raise UsageError(
-        f"benchmark {record.id} has no series{subject} without context to plan from",
+        f"benchmark {record.id} has no series{subject} to plan from",
         hint=f"it has {', '.join(record.models)}; localchat bench --list shows the others",
     )
 

@@ -49,7 +49,7 @@ def point(clients: int, rate: float = 10.0, **changes: Any) -> Point:
         ttft_ms=percentiles([0.1, 0.2]),
         **changes,
     )
-    return Point(PointKey("m", "300+40", 0, clients), 0, figures)
+    return Point(PointKey("m", "300+40", clients), 0, figures)
 
 
 def told(*line: Point) -> str:
@@ -103,7 +103,7 @@ def test_an_open_loop_says_whether_the_server_keeps_up() -> None:
             e2el_ms=percentiles([latency_s, latency_s]),
             kv_total_tokens=700,
         )
-        return Point(PointKey("m", "300+40", 0, 0, rate), 0, figures)
+        return Point(PointKey("m", "300+40", 0, rate), 0, figures)
 
     calm = [at_rate(0.5, 0.5, 1.0)]
     assert list(_rate_sentences(calm)) == ["The server keeps up with 0.5 requests/s."]

@@ -73,8 +73,8 @@ def test_every_level_is_measured_once() -> None:
     bench = Bench(words(4), clients=(1, 3), requests=2)
     points = bench.run()
     assert [one.key for one in points] == [
-        PointKey("a", "30+4", 0, 1),
-        PointKey("a", "30+4", 0, 3),
+        PointKey("a", "30+4", 1),
+        PointKey("a", "30+4", 3),
     ]
     assert [one.figures.requests for one in points] == [2, 6]
     assert points[0].figures.completion_tokens == 4
@@ -104,7 +104,7 @@ def test_variants_take_turns_in_both_directions() -> None:
         *(("a", 0), ("b", 0), ("b", 1)),
         *(("a", 1), ("a", 2), ("b", 2)),
     ]
-    assert len(rates(points, PointKey("a", "30+4", 0, 1))) == 3
+    assert len(rates(points, PointKey("a", "30+4", 1))) == 3
 
 
 def test_the_sweep_ends_when_more_clients_bring_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,16 +152,6 @@ def test_a_request_that_the_server_refuses_leaves_its_shape_out() -> None:
     assert [one.key.shape for one in points] == ["30+4"]
     (refused,) = bench.of(PointRefused)
     assert isinstance(refused, PointRefused) and refused.key.shape == "9000+2"
-
-
-def test_an_earlier_turn_stands_before_each_request_of_its_client() -> None:
-    bench = Bench(words(2), clients=(2,), contexts=(300,), requests=2)
-    bench.run()
-    own = [text.split("\n") for text in texts(bench.engine) if "\nNoted.\n" in text]
-    openings = [lines[0] for lines in own]
-    assert len(set(openings)) == 2
-    assert len(own) == 2 + 4  # the first fills the cache
-    assert len({lines[-3] for lines in own}) == 6
 
 
 def test_an_interrupted_sweep_keeps_its_points() -> None:

@@ -6,6 +6,18 @@ The topics of scripts/tools/guide have the corrected answers, so the next traini
 from typing import Final
 
 CORRECTIONS: Final = {
+    "In a preset it is `localchat preset edit NAME --unset KEY`.": (
+        "In a preset, delete its line in the settings file."
+    ),
+    ", `localchat preset show NAME` prints one, `localchat preset edit NAME` changes what its flags name (such "
+    "as `--temperature 0.2`), and `localchat preset rm NAME` removes it. They stand in the settings file under "
+    "`[presets.NAME]`.": (
+        ", and `localchat config preset rm NAME` removes one. They are in the settings file under "
+        "`[presets.NAME]`, where you can change them."
+    ),
+    "`F4` opens the parameters and what they cost.": (
+        "`F4` opens the parameters of this conversation."
+    ),
     "localchat cp ": "localchat config cp ",
     "localchat preset ": "localchat config preset ",
     "localchat completion ": "localchat config completion ",
