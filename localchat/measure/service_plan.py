@@ -105,7 +105,9 @@ def make_plan(
         tpot_ms=figures.tpot_ms,
     )
     length = max(figures.prompt_tokens + figures.completion_tokens, 1)
-    kv_totals = [total for point in series if (total := point.figures.kv_total_tokens)]
+    conversations = None
+    if kv_totals := [total for point in series if (total := point.figures.kv_total_tokens)]:
+        conversations = int(max(kv_totals) / length)
     return ServicePlan(
         model=served.model or served.variant.model,
         basis=basis,
@@ -116,7 +118,7 @@ def make_plan(
         requests_per_s=total_rate,
         measured=measured if fitting else None,
         share=copy_rate / figures.requests_per_s,
-        conversations=int(max(kv_totals) / length) if kv_totals else None,
+        conversations=conversations,
         price=_price(figures, prices, copy_rate),
     )
 

@@ -15,6 +15,9 @@ CORRECTIONS: Final = {
         ", and `localchat config preset rm NAME` removes one. They are in the settings file under "
         "`[presets.NAME]`, where you can change them."
     ),
+    "every action by name, with its key, and your conversations and models.": (
+        "every action by name, with its key, and every setting."
+    ),
     "`F4` opens the parameters and what they cost.": (
         "`F4` opens the parameters of this conversation."
     ),

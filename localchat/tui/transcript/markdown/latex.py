@@ -141,30 +141,33 @@ def _without_groups(match: re.Match[str]) -> str:
     command = (match[1] or "").removeprefix("\\")
     option = match[2] or ""
     first, *others = match[3][1:-1].split("}{")
-    rest = "".join(f"{{{group}}}" for group in others)
+    later_groups = "".join(f"{{{group}}}" for group in others)
     if match[1] is None:
         if match.string[: match.start()].endswith("\ue001"):
             return match[0].translate(_LITERAL_BRACES)  # a further argument of an unknown command
         if match[2] is not None:
             first = f"[{option}]{first}"
-        return first + rest
+        return first + later_groups
     if command in ("^", "_"):
-        return _script(command, first.strip()) + rest
+        return _script(command, first.strip()) + later_groups
     if command in _PLAIN:
-        return first + rest
+        return first + later_groups
     if command in _ACCENTS:
-        return _accented(first, command) + rest
+        return _accented(first, command) + later_groups
     if command == "mathbb":
-        return "".join(_DOUBLE_STRUCK.get(letter, letter) for letter in first) + rest
+        return "".join(_DOUBLE_STRUCK.get(letter, letter) for letter in first) + later_groups
     if command == "sqrt":
         sign = _ROOTS.get(option) or f"{_script('^', option)}√"
-        return sign + _in_parentheses(first) + rest
+        return sign + _in_parentheses(first) + later_groups
     if command in ("frac", "dfrac", "tfrac", "cfrac", "binom"):
         if not others:
             return match[0]  # The second argument still has a group inside.
         if command == "binom":
-            return f"({first} choose {others[0]})" + rest.partition("}")[2]
-        return f"{_in_parentheses(first)}/{_in_parentheses(others[0])}" + rest.partition("}")[2]
+            return f"({first} choose {others[0]})" + later_groups.partition("}")[2]
+        return (
+            f"{_in_parentheses(first)}/{_in_parentheses(others[0])}"
+            + later_groups.partition("}")[2]
+        )
     return match[0].translate(_LITERAL_BRACES)
 
 
@@ -172,7 +175,9 @@ def _script(sign: str, text: str) -> str:
     """Return a superscript or a subscript. Brackets replace what has no small form."""
     if sign == "^" and text in ("∘", "°"):
         return "°"
-    table = _SUPERSCRIPTS if sign == "^" else _SUBSCRIPTS
+    table = _SUBSCRIPTS
+    if sign == "^":
+        table = _SUPERSCRIPTS
     text = text.replace("−", "-")
     if text and all(ord(letter) in table for letter in text):
         return text.translate(table).replace(" ", "")
