@@ -167,10 +167,10 @@ def _plan_lines(plan: "ServicePlan", width: int | None) -> Iterator[str]:
             "machine, a looser target or a benchmark with fewer --clients would."
         )
         return
-    most = "the most that was measured"
+    note = "the most that was measured"
     if demand.target:
-        most = "the most within the target"
-    yield f"One copy answered {_rate(measured.requests_per_s)} with {measured.load}, {most}."
+        note = "the most within the target"
+    yield f"One copy answered {_rate(measured.requests_per_s)} with {measured.load}, {note}."
     users = plan.requests_per_s * demand.every_s
     copies = f"{plan.copies:,} cop{'y' if plan.copies == 1 else 'ies'}"
     serves = "need" if demand.requests_per_s is not None else "are served by"
