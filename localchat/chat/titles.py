@@ -26,11 +26,6 @@ def title_for(conversation: Conversation) -> str:
     return ""
 
 
-def without_inclusions(question: Node) -> str:
-    """Return the typed text of a question. Without text, return the names of its files."""
-    return _typed_text(question).strip() or _labels(question)
-
-
 def _labels(question: Node) -> str:
     files = [item.label for item in question.inclusions]
     media = [item.name or item.kind for item in question.message.attachments]

@@ -10,15 +10,14 @@ from localchat.config.paths import find_paths
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from localchat.documents.collection import Embed
     from localchat.documents.library import DocumentLibrary
 
 
-def open_library(app: AppContext, embed: "Embed | None" = None) -> "DocumentLibrary":
-    """Open the documents of this user. `embed` searches those learned with an embedding model."""
+def open_library(app: AppContext) -> "DocumentLibrary":
+    """Open the documents of this user."""
     from localchat.documents.library import DocumentLibrary
 
-    return DocumentLibrary(find_paths(app.environ).data_dir / "documents", embed)
+    return DocumentLibrary(find_paths(app.environ).data_dir / "documents")
 
 
 def complete_documents(

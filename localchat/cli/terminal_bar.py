@@ -1,4 +1,4 @@
-"""Progress bar with a text, in the last line of a terminal's stderr. It is created when first shown."""
+"""Progress on stderr: a bar with a text on a terminal, a line every ten seconds elsewhere."""
 
 import sys
 from typing import TYPE_CHECKING, Self
@@ -10,36 +10,44 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-class TerminalBar:
-    """Progress bar. `close` removes it; sentences above it stay."""
+class ProgressDisplay:
+    """Progress of a command. A context manager, which removes the progress at its end."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._shown: tuple[Progress, TaskID] | None = None
+        """Bar in the last line of the terminal, created when first shown."""
 
-    def update(
-        self, words: str, *, completed: float | None = None, total: float | None = None
-    ) -> None:
-        """Show the text and the progress. None leaves a number as it was."""
-        bar, task = self._drawn()
-        bar.update(task, completed=completed, total=total, text=words)
+    def __enter__(self) -> Self:
+        return self
 
-    @property
-    def is_shown(self) -> bool:
-        """True between the first update and `close`."""
-        return self._shown is not None
-
-    def say(self, words: str) -> None:
-        """Print a sentence above the bar."""
-        bar, _ = self._drawn()
-        sentence = f"localchat: {sanitize_line(words)}"
-        bar.console.print(sentence, style="dim", markup=False, highlight=False)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """Remove the bar. Idempotent."""
+        """Remove the progress. The next status shows it again."""
+        if not self._terminal.animated:
+            self._terminal.progress("")
         if self._shown is not None:
             self._shown[0].stop()
             self._shown = None
+
+    def status(self, text: str, done: float | None = None, total: float | None = None) -> None:
+        """Show the current step. Numbers that are None stay as they were."""
+        if not self._terminal.animated:
+            self._terminal.progress(text)
+            return
+        bar, task = self._drawn()
+        bar.update(task, completed=done, total=total, text=text)
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence that stays."""
+        if self._shown is None:
+            self._terminal.notify(sentence)
+            return
+        console = self._shown[0].console
+        text = f"localchat: {sanitize_line(sentence)}"
+        console.print(text, style="dim", markup=False, highlight=False)
 
     def _drawn(self) -> "tuple[Progress, TaskID]":
         if self._shown is None:
@@ -53,38 +61,3 @@ class TerminalBar:
             self._shown = bar, bar.add_task("", total=None, text="")
             bar.start()
         return self._shown
-
-
-class ProgressDisplay:
-    """Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere. A context manager."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-        self._bar = TerminalBar(terminal) if terminal.animated else None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the progress. The next status shows it again."""
-        if self._bar is None:
-            self._terminal.progress("")
-        else:
-            self._bar.close()
-
-    def status(self, text: str, done: float | None = None, total: float | None = None) -> None:
-        """Show the current step. Numbers that are None stay as they were."""
-        if self._bar is None:
-            self._terminal.progress(text)
-        else:
-            self._bar.update(text, completed=done, total=total)
-
-    def say(self, sentence: str) -> None:
-        """Print a sentence that stays."""
-        if self._bar is None or not self._bar.is_shown:
-            self._terminal.notify(sentence)
-        else:
-            self._bar.say(sentence)

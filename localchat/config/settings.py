@@ -108,6 +108,8 @@ REMOVED: Final[Mapping[str, str]] = {
     "technical_metrics": "metrics always use TTFT, tok/s and KV cache",
     "metrics.terms": "metrics always use TTFT, tok/s and KV cache",
     "composer.open_chip": "composer.editor (Ctrl+G) shows the whole message",
+    "panel.previous": "Up scrolls the panel",
+    "panel.next": "Down scrolls the panel",
     "routes": "a request always goes to the one model that it names",
 }
 """Settings, key actions and sections of earlier releases, with the reason of their removal."""

@@ -150,8 +150,8 @@ def write_setting(path: Path, key: str, text: str | None, model: str | None = No
     _change(path, sections, {key: value})
 
 
-def write_preset(path: Path, name: str, texts: Mapping[str, object | None]) -> None:
-    """Set the template and settings of a preset, or remove those that are None. Creates a new preset.
+def write_preset(path: Path, name: str, texts: Mapping[str, object]) -> None:
+    """Set the template and settings of a preset. Creates a new preset.
 
     Raises UsageError, and LocalchatError if the file cannot be written.
     """
@@ -163,8 +163,7 @@ def write_preset(path: Path, name: str, texts: Mapping[str, object | None]) -> N
         if key == TEMPLATE:
             continue
         check_key(key, where)
-        if text is not None:
-            values[key] = convert(key, Given(text, ""))
+        values[key] = convert(key, Given(text, ""))
     _change(path, ("presets", name), values)
 
 

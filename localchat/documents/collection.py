@@ -28,15 +28,9 @@ from localchat.history.search_query import segmented
 from localchat.media.binary_kind import binary_kind
 from localchat.sanitize import sanitize_line
 
-Embed = Callable[[str, Sequence[str]], list[list[float]]]
-"""Returns the vectors of texts by an embedding model. Raises LocalchatError."""
 Fetch = Callable[[str], tuple[str, bytes]]
 """Returns the name and bytes of the document at a URL. Raises LocalchatError."""
 _VERSION: Final = 1
-_CANDIDATES: Final = 50
-_FUSION: Final = 60
-"""Rank at which a passage counts half as much as the first in a merged ranking."""
-_EMBED_BATCH: Final = 1024
 _COMMIT_INTERVAL_S: Final = 2.0
 _HINTS: Final = {
     sqlite3.SQLITE_BUSY: "another localchat reads them: try again",
@@ -68,7 +62,6 @@ class Summary(NamedTuple):
     """Characters of all texts."""
     skipped: dict[str, int]
     """Number of unreadable files by reason."""
-    embedding_model: str
 
 
 class Changes(NamedTuple):
@@ -180,13 +173,8 @@ class Collection:
             skipped = self._db.execute(
                 "SELECT trouble, count(*) FROM file WHERE trouble != '' GROUP BY trouble ORDER BY trouble"
             )
-            return Summary(self._sources(), files, length, dict(skipped), self.embedding_model)
+            return Summary(self._sources(), files, length, dict(skipped))
 
-    @property
-    def embedding_model(self) -> str:
-        """Name of the embedding model, empty without vectors."""
-        row = self._db.execute("SELECT value FROM about WHERE key = 'embedding_model'").fetchone()
-        return str(row[0]) if row else ""
 
     def _sources(self) -> tuple[str, ...]:
         return tuple(row[0] for row in self._db.execute("SELECT place FROM source ORDER BY place"))
@@ -210,14 +198,12 @@ class Collection:
         sources: Sequence[str] = (),
         *,
         fetch: Fetch | None = None,
-        embed: Embed | None = None,
-        embedding_model: str | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Changes:
         """Add sources, which are absolute paths or URLs, and read all changes.
 
-        fetch: None leaves URLs unchanged. embedding_model: used from now on, `none` for no vectors. The text
-        of a missing source stays. Raises FileMissing for a missing new source.
+        fetch: None leaves URLs unchanged. The text of a missing source stays. Raises FileMissing for a missing
+        new source.
         """
         with self._errors():
             for source in sources:
@@ -238,7 +224,7 @@ class Collection:
             removed = [row for key, row in stored.items() if key not in current_keys]
             is_new_source = bool(set(places) - set(self._sources()))
             has_changes = changed or urls or removed or is_new_source
-            if not has_changes and embedding_model is None:
+            if not has_changes:
                 return Changes(0, len(files), 0)
             with self._transaction():
                 for source in sources:
@@ -251,7 +237,6 @@ class Collection:
                     read += self._store(
                         _SourceFile(source, "", 0, 0), *fetch(source), stored.get((source, ""))
                     )
-                self._embed(embed, embedding_model)
             return Changes(read, len(files) - len(changed), len(removed))
 
     def _read_files(
@@ -384,41 +369,16 @@ class Collection:
         self._db.execute("DELETE FROM passage WHERE file = ?", (file,))
         self._db.execute("DELETE FROM file WHERE id = ?", (file,))
 
-    def _embed(self, embed: Embed | None, chosen: str | None) -> None:
-        """Compute missing vectors. chosen: the model from now on, `none` for no model."""
-        model = self.embedding_model
-        if chosen is not None:
-            model = "" if chosen == "none" else chosen
-        if model != self.embedding_model:
-            self._db.execute("UPDATE passage SET vector = NULL")
-            self._db.execute("INSERT OR REPLACE INTO about VALUES ('embedding_model', ?)", (model,))
-        if not model or embed is None:
-            return
-        import numpy as np
-
-        rows = self._db.execute("SELECT id, text FROM passage WHERE vector IS NULL").fetchall()
-        for start in range(0, len(rows), _EMBED_BATCH):
-            batch = rows[start : start + _EMBED_BATCH]
-            vectors = embed(model, [text for _, text in batch])
-            for (number, _), vector in zip(batch, vectors, strict=True):
-                blob = np.asarray(vector, np.float16).tobytes()
-                self._db.execute("UPDATE passage SET vector = ? WHERE id = ?", (blob, number))
-
-    def find(
-        self, question: str, limit: int, vector: Sequence[float] | None = None
-    ) -> list[Passage]:
-        """Return the passages nearest to a question, in the order of the documents.
-
-        Ranks by BM25. With the question's vector (of `embedding_model`), both rankings are merged.
-        """
+    def find(self, question: str, limit: int) -> list[Passage]:
+        """Return the passages nearest to a question by BM25, in the order of the documents."""
+        query = match_query(question)
+        if not query:
+            return []
         with self._errors():
-            scores: dict[int, float] = {}
-            for ranking in (self._by_words(question), self._by_vector(vector)):
-                for rank, number in enumerate(ranking):
-                    scores[number] = scores.get(number, 0.0) + 1 / (_FUSION + rank)
-            best = sorted(scores, key=lambda number: (-scores[number], number))[:limit]
-            placeholders = ", ".join("?" * len(best))
-            return self._passages(f"WHERE passage.id IN ({placeholders})", best)
+            return self._passages(
+                "WHERE passage.id IN (SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?)",
+                (query, limit),
+            )
 
     def beginnings(self, limit: int) -> list[Passage]:
         """Return the first passages of the first files, for a question without a near passage."""
@@ -428,32 +388,6 @@ class Collection:
                 "GROUP BY file ORDER BY file.name LIMIT ?)",
                 (limit,),
             )
-
-    def _by_words(self, question: str) -> list[int]:
-        query = match_query(question)
-        if not query:
-            return []
-        rows = self._db.execute(
-            "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?",
-            (query, _CANDIDATES),
-        )
-        return [row[0] for row in rows]
-
-    def _by_vector(self, vector: Sequence[float] | None) -> list[int]:
-        if vector is None:
-            return []
-        import numpy as np
-
-        rows = self._db.execute(
-            "SELECT id, vector FROM passage WHERE vector IS NOT NULL"
-        ).fetchall()
-        rows = [row for row in rows if len(row[1]) == 2 * len(vector)]
-        if not rows:
-            return []
-        matrix = np.frombuffer(b"".join(row[1] for row in rows), np.float16).reshape(len(rows), -1)
-        similarities = matrix.astype(np.float32) @ np.asarray(vector, np.float32)
-        order = np.argsort(-similarities, kind="stable")[:_CANDIDATES]
-        return [rows[index][0] for index in order]
 
 
 def is_url(source: str) -> bool:

@@ -17,7 +17,7 @@ from localchat.units import counted
 from localchat.units import tokens as tokens_text
 
 if TYPE_CHECKING:
-    from localchat.documents.collection import Collection, Embed
+    from localchat.documents.collection import Collection
 
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _MENTION: Final = re.compile(rf"(?<!\S)@({NAME.pattern})(?![\w/-])(?!\.\w)")
@@ -52,9 +52,8 @@ class Excerpt(NamedTuple):
 class DocumentLibrary:
     """The collections in one folder. Thread-safe."""
 
-    def __init__(self, folder: Path, embed: "Embed | None" = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._embed = embed
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all collections, sorted."""
@@ -121,8 +120,8 @@ class DocumentLibrary:
         with self.open(name) as collection:
             # If another program is reading or the disk is full, the earlier text is still good.
             with suppress(LocalchatError):
-                collection.learn(embed=self._embed)
-            return excerpt_of(collection, question, engine, sent, self._embed)
+                collection.learn()
+            return excerpt_of(collection, question, engine, sent)
 
 
 def excerpt_of(
@@ -130,7 +129,6 @@ def excerpt_of(
     question: str,
     engine: Engine,
     sent: Sequence[str] = (),
-    embed: "Embed | None" = None,
 ) -> Excerpt:
     """Return the excerpt for a question without reading files again. See DocumentLibrary.excerpt."""
     summary = collection.summary()
@@ -153,20 +151,12 @@ def excerpt_of(
             return Excerpt(text, label, whole=True)
     room = (context - used) // 2
     limit = max(1, min(_MAX_PASSAGES, room // _PASSAGE_TOKENS))
-    vector = None
-    note = ""
-    if summary.embedding_model and embed is not None:
-        try:
-            vector = embed(summary.embedding_model, [question])[0]
-        except LocalchatError as problem:
-            # The embedding model is missing, so search by words.
-            note = f"; by words alone: {problem.message}"
     while True:
-        passages = collection.find(question, limit, vector)
-        remark = note
+        passages = collection.find(question, limit)
+        remark = ""
         if not passages:
             passages = collection.beginnings(limit)
-            remark += "; no passage has a word of the question, so it is the start of each file"
+            remark = "; no passage has a word of the question, so it is the start of each file"
         text = _framed(collection.name, passages, complete=False)
         if limit == 1 or _count(engine, text) <= room:
             break

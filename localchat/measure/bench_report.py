@@ -16,7 +16,7 @@ from localchat.measure.sweep import (
     saturation,
 )
 from localchat.measure.workload import Shape
-from localchat.units import counted, percent, rate, size, tokens
+from localchat.units import counted, percent, rate, tokens
 
 _MIN_P95_COUNT: Final = 20
 _MIN_P99_COUNT: Final = 100
@@ -31,8 +31,6 @@ _DRAFT_SHARE: Final = 0.1
 """Accepted drafts as a share of the tokens, above which the report names their source."""
 _GOOD_SHARE: Final = 0.99
 """Share of the requests that must meet a target."""
-_AT_ROOF: Final = 0.7
-"""Share of the memory bandwidth from which it is the limit."""
 
 
 class ReportTable(NamedTuple):
@@ -49,10 +47,7 @@ def heading(record: BenchRecord, series: list[Point]) -> str:
     shape = _shape(record, key)
     # A shape of lengths states them in its name.
     lengths = "" if "+" in shape.name else f" ({shape.prompt_tokens}+{shape.output_tokens} tokens)"
-    text = f"{key.variant} · {shape.name}{lengths}"
-    if key.context_tokens:
-        text += f", after {key.context_tokens:,} tokens of context"
-    return text
+    return f"{key.variant} · {shape.name}{lengths}"
 
 
 def _shape(record: BenchRecord, key: PointKey) -> Shape:
@@ -97,7 +92,6 @@ def server_table(series: list[Point]) -> ReportTable | None:
         ("DRAFTS", [_drafts(point) for point in figures]),
         ("PREEMPTED", [_cell(point.preemptions, ",") for point in figures]),
         ("FAILED", [_cell(point.failed or None, ",") for point in figures]),
-        ("ROOF", [_share(point.roof_share) for point in figures]),
     ]
     columns = [(name, cells) for name, cells in columns if any(cell != "-" for cell in cells)]
     if len(columns) < 2:
@@ -115,7 +109,7 @@ def _load(key: PointKey) -> str:
 
 
 def sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
-    """Explain a series: saturation, limit, memory roof and short answers."""
+    """Explain a series: saturation, limit and short answers."""
     if saturated := saturation(series):
         last = series[-1].key.clients
         if saturated.reached:
@@ -131,7 +125,6 @@ def sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
     yield from _rate_sentences(series)
     yield from _disruption_sentences(series)
     yield from limit_sentences(record, series)
-    yield from _roof_sentences(record, series)
     yield from _draft_sentences(record, series)
     output_tokens = _shape(record, series[0].key).output_tokens
     answer_tokens = min(point.figures.completion_tokens for point in series)
@@ -186,22 +179,6 @@ def _disruption_sentences(series: Sequence[Point]) -> Iterator[str]:
         )
 
 
-def _roof_sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
-    served = _served(record, series[0].key)
-    if served is None or served.roof is None or series[0].figures.roof_share is None:
-        return
-    roof = served.roof
-    source = "measured" if roof.measured else "the driver's peak"
-    cached = ""
-    if max(point.figures.roof_share or 0 for point in series) > 1:
-        cached = "; above 100% the weights stay in the processor's cache"
-    yield (
-        f"The roof: a step reads {size(roof.weights_bytes)} of weights and "
-        f"{size(roof.kv_bytes_per_token)} of KV for each cached token, and the memory reads "
-        f"{size(roof.bytes_per_s)}/s ({source}){cached}."
-    )
-
-
 def _draft_sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
     """Report drafts that other texts would not offer."""
     shape = _shape(record, series[0].key)
@@ -228,35 +205,17 @@ def _draft_sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
 
 
 def limit_sentences(record: BenchRecord, series: Sequence[Point]) -> Iterator[str]:
-    """Name the limit of a series: KV cache, slots, bandwidth or compute. Empty while it still rises."""
+    """Name the KV cache or the slots if they limit a series."""
     last = series[-1]
     if sentence := _kv_limit(last) or _slot_limit(record, last):
         yield sentence
-        return
-    saturated = saturation(list(series))
-    if saturated is None or not saturated.reached:
-        return
-    best = max(series, key=lambda point: point.figures.tokens_per_s)
-    roof_share = best.figures.roof_share
-    if roof_share is None or not best.figures.kv_total_tokens:
-        return
-    if roof_share >= _AT_ROOF:
-        yield (
-            f"The limit is the memory bandwidth: {roof_share:.0%} is in use. A smaller quantization reads "
-            "less."
-        )
-    else:
-        yield (
-            "The limit is compute: KV cache and slots have room. More cores (--threads), a GPU or a smaller "
-            "model raise it."
-        )
 
 
 def _kv_limit(point: Point) -> str:
     """Report a KV cache that cannot hold all clients; empty if it can."""
     figures = point.figures
     clients = _in_flight(point)
-    length = figures.prompt_tokens + figures.completion_tokens + point.key.context_tokens
+    length = figures.prompt_tokens + figures.completion_tokens
     if not figures.kv_total_tokens or length < 1:
         return ""
     room = int(figures.kv_total_tokens // length)
@@ -326,7 +285,7 @@ def differences_table(record: BenchRecord) -> ReportTable | None:
                 mean = _number(statistics.fmean(values))
                 change = _difference(difference(values, base))
                 rows.append((name, *_condition_cells(base_key), mean, *change))
-    head = ("", "SHAPE", "CONTEXT", "CLIENTS", "TOK/S", f"AGAINST {base_name}", "")
+    head = ("", "SHAPE", "CLIENTS", "TOK/S", f"AGAINST {base_name}", "")
     if not rows:
         return None
     return ReportTable(head, rows, left=2)
@@ -336,9 +295,9 @@ def _with_variant(key: PointKey, variant: str) -> PointKey:
     return msgspec.structs.replace(key, variant=variant)
 
 
-def _condition_cells(key: PointKey) -> tuple[str, str, str]:
+def _condition_cells(key: PointKey) -> tuple[str, str]:
     load = f"{key.rate:g}/s" if key.rate else str(key.clients)
-    return key.shape, f"{key.context_tokens:,}", load
+    return key.shape, load
 
 
 def _difference(change: Difference) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Quality comparison: opens variants one after the other, measures them, and compares with the first."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from localchat.engine.interface import Engine, EngineInfo
-from localchat.engine.remote.client import RemoteClient
-from localchat.errors import LocalchatError, NetworkError, UsageError
+from localchat.errors import LocalchatError, UsageError
 from localchat.measure import tasks
 from localchat.measure.perplexity import (
     Divergence,
-    EngineScorer,
-    RemoteScorer,
     ScoredWindow,
     Scorer,
     perplexity,
@@ -29,14 +26,6 @@ TESTS: Final = ("text", "json", "tools", "needles", "questions", "speed")
 _SAMPLE_WORDS: Final = 400
 
 
-class QualityTarget(NamedTuple):
-    """An opened variant."""
-
-    engine: Engine
-    client: RemoteClient | None = None
-    """Client of a server; None for an engine of this machine."""
-
-
 class QualityProgress(NamedTuple):
     """Position within a comparison."""
 
@@ -46,7 +35,7 @@ class QualityProgress(NamedTuple):
     total: int
 
 
-OpenTarget = Callable[[BenchVariant], AbstractContextManager[QualityTarget]]
+OpenTarget = Callable[[BenchVariant], AbstractContextManager[Engine]]
 
 
 @dataclass(slots=True)
@@ -58,8 +47,6 @@ class Comparison:
     questions: tuple[tasks.ExamQuestion, ...]
     open_target: OpenTarget
     show: Callable[[QualityProgress], None]
-    bos: bool = True
-    """Start windows with BOS, if the model's texts do. Servers do not report BOS, so that is off with any."""
     measured: list[VariantQuality] = field(default_factory=list)
     """Complete variants, also after an error."""
     base_windows: list[ScoredWindow] = field(default_factory=list)
@@ -71,8 +58,8 @@ class Comparison:
         with tempfile.TemporaryDirectory(prefix="localchat-quality-") as folder:
             for variant in self.spec.variants:
                 self._report(variant, "loading")
-                with self.open_target(variant) as target:
-                    run = _VariantRun(self, variant, target, Path(folder))
+                with self.open_target(variant) as engine:
+                    run = _VariantRun(self, variant, engine, Path(folder))
                     self.measured.append(run.measure())
 
     def start_step(self, variant: BenchVariant, step: str) -> None:
@@ -104,7 +91,7 @@ class _VariantRun:
 
     comparison: Comparison
     variant: BenchVariant
-    target: QualityTarget
+    engine: Engine
     folder: Path
     left_out: list[str] = field(default_factory=list)
 
@@ -117,7 +104,7 @@ class _VariantRun:
             figures["json"] = self._tasks("JSON", range(spec.tasks), tasks.json_outcome)
         if "tools" in spec.tests:
             figures["tools"] = self._tasks("tool calls", range(spec.tasks), tasks.tool_outcome)
-        info = self.target.engine.info()
+        info = self.engine.info()
         if "needles" in spec.tests:
             figures["needles"] = self._needles(info)
         if "questions" in spec.tests:
@@ -126,7 +113,7 @@ class _VariantRun:
             figures["questions"] = self._tasks("questions", range(len(questions)), outcome)
         if "speed" in spec.tests:
             self.comparison.start_step(self.variant, "speed")
-            figures["tokens_per_s"] = tasks.decode_rate(self.target.engine)
+            figures["tokens_per_s"] = tasks.decode_rate(self.engine)
         return VariantQuality(
             variant=self.variant,
             model=info.model,
@@ -146,21 +133,16 @@ class _VariantRun:
         self._check_window(comparison.spec.window_tokens)
         scored: list[ScoredWindow] = []
         divergence = None if is_base else Divergence()
-        try:
-            for number, window in enumerate(self._windows()):
-                comparison.start_step(self.variant, f"text, window {number + 1}")
-                rows = self.folder / (f"base-{number}" if is_base else "other")
-                rows.unlink(missing_ok=True)
-                scored.append(self._scorer().score(window, len(window) // 2, rows))
-                if divergence is not None and not self._add_window(divergence, number, scored[-1]):
-                    divergence = None
-        except (UsageError, NetworkError) as problem:
-            # A server that cannot score texts still has other tests. An engine of this machine can.
-            may_skip = not scored or isinstance(problem, NetworkError)
-            if not may_skip or self.target.client is None:
-                raise
-            self.left_out.append(f"perplexity and KL: {problem.message}")
-            return {}
+        scorer = Scorer(self.engine)
+        spec = comparison.spec
+        tokens = scorer.tokens(comparison.text)
+        for number, window in enumerate(windows(tokens, spec.window_tokens, spec.most_windows)):
+            comparison.start_step(self.variant, f"text, window {number + 1}")
+            rows = self.folder / (f"base-{number}" if is_base else "other")
+            rows.unlink(missing_ok=True)
+            scored.append(scorer.score(window, len(window) // 2, rows))
+            if divergence is not None and not self._add_window(divergence, number, scored[-1]):
+                divergence = None
         if is_base:
             comparison.base_windows.extend(scored)
         figures: dict[str, Any] = {"perplexity": perplexity(scored)}
@@ -170,7 +152,7 @@ class _VariantRun:
 
     def _check_window(self, window_tokens: int) -> None:
         """Raise UsageError if a window and one more token exceed the context."""
-        context_tokens = self.target.engine.info().context_tokens
+        context_tokens = self.engine.info().context_tokens
         if context_tokens and window_tokens >= context_tokens:
             raise UsageError(
                 f"--window {window_tokens:,} is too long: the context of {self.variant.name} holds "
@@ -193,17 +175,6 @@ class _VariantRun:
             return False
         return True
 
-    def _windows(self) -> Iterator[Sequence[int]]:
-        spec = self.comparison.spec
-        tokens = self._scorer().tokens(self.comparison.text)
-        return windows(tokens, spec.window_tokens, spec.most_windows)
-
-    def _scorer(self) -> Scorer:
-        engine, client = self.target
-        if client is None:
-            return EngineScorer(engine, bos=self.comparison.bos)
-        return RemoteScorer(engine, client, engine.info().model)
-
     def _tasks(
         self, name: str, numbers: Iterable[int], outcome: Callable[[Engine, int], TaskOutcome]
     ) -> tuple[TaskOutcome, ...]:
@@ -212,7 +183,7 @@ class _VariantRun:
         for number in numbers:
             self.comparison.start_step(self.variant, name)
             try:
-                outcomes.append(outcome(self.target.engine, number))
+                outcomes.append(outcome(self.engine, number))
             except LocalchatError as problem:
                 is_refusal = isinstance(problem, UsageError)
                 if not is_refusal and problem.code not in ("template", "context_exceeded"):
@@ -238,6 +209,6 @@ class _VariantRun:
     def _tokens_per_word(self) -> float:
         try:
             sample = prose(_SAMPLE_WORDS, "scale")
-            return len(self.target.engine.tokenize(sample)) / _SAMPLE_WORDS
-        except LocalchatError:  # a server without a tokenize route
+            return len(self.engine.tokenize(sample)) / _SAMPLE_WORDS
+        except LocalchatError:  # a backend without a tokenizer
             return TokenScale().tokens_per_word

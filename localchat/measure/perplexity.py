@@ -8,26 +8,22 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localchat.engine.events import Accepted, PromptLogprobs
 from localchat.engine.interface import Engine
-from localchat.engine.remote.client import RemoteClient
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt, TokenIds
-from localchat.errors import LocalchatError, UsageError
+from localchat.errors import UsageError
 from localchat.measure.records import DivergenceFigures, PerplexityFigures
 
 _TOP: Final = 20
 _GREEDY: Final = Sampling(temperature=0.0)
-_ANSWER_S: Final = 600.0
 _MIN_REST: Final = 1e-9
 """Lower bound on the probability of all tokens outside the top list."""
 _ROWS_AT_ONCE: Final = 64
-_REMOTE_ATTEMPTS: Final = ((0, _TOP), (1, _TOP), (1, 5))
-"""(max_tokens, logprobs) to try in turn, because servers limit both."""
 
 
 class ScoredWindow(NamedTuple):
@@ -35,46 +31,34 @@ class ScoredWindow(NamedTuple):
 
     logprobs: tuple[float, ...]
     tops: tuple[Mapping[str, float], ...]
-    """Top tokens of each position by text; empty if the server reports none."""
+    """Top tokens of each position by text; empty if the engine reports none."""
     text_bytes: int
     rows: Path | None = None
     """File with the log probabilities of all tokens: float16, one row per position."""
 
 
-class Scorer(Protocol):
-    """Returns the log probabilities of the tokens of a text."""
+class Scorer:
+    """Computes the log probabilities of the tokens of a text."""
 
-    def tokens(self, text: str) -> list[int]:
-        """Tokenize a text. The first token stands for BOS, if the model has one."""
-        ...
-
-    def score(self, window: Sequence[int], first: int, rows: Path) -> ScoredWindow:
-        """Score the tokens after index `first`. The scorer may write full rows to the file `rows`."""
-        ...
-
-
-class EngineScorer:
-    """Scores with an engine of this machine."""
-
-    def __init__(self, engine: Engine, *, bos: bool) -> None:
-        """`bos`: start each window with BOS, if the model's texts do."""
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._bos = bos
 
     def tokens(self, text: str) -> list[int]:
+        """Tokenize a text. The first token stands for BOS, if the model's texts start with it."""
         tokens = self._engine.tokenize(text)
         # A prompt that is longer than its tokens starts with BOS.
         plain_tokens = len(self._engine.tokenize("a"))
         request = GenerateRequest(TextPrompt("a"), _GREEDY, max_tokens=1)
         events = self._engine.generate(request)
         accepted = next(event for event in events if isinstance(event, Accepted))
-        if self._bos and accepted.prompt_tokens > plain_tokens:
+        if accepted.prompt_tokens > plain_tokens:
             return [tokens[0], *tokens]
         return tokens
 
     def score(self, window: Sequence[int], first: int, rows: Path) -> ScoredWindow:
+        """Score the tokens after index `first`. The engine may write full rows to the file `rows`."""
         request = GenerateRequest(
-            TokenIds(tuple(window), first_bos=self._bos),
+            TokenIds(tuple(window), first_bos=True),
             _GREEDY,
             max_tokens=1,
             prompt_logprobs=_TOP,
@@ -104,51 +88,6 @@ class EngineScorer:
             sum(len(entry.text) for entry in entries),
             rows if has_rows else None,
         )
-
-
-class RemoteScorer:
-    """Scores with a server that echoes prompts with log probabilities, such as localchat and vLLM."""
-
-    def __init__(self, engine: Engine, client: RemoteClient, model: str) -> None:
-        self._engine = engine
-        self._client = client
-        self._model = model
-
-    def tokens(self, text: str) -> list[int]:
-        return self._engine.tokenize(text)
-
-    def score(self, window: Sequence[int], first: int, rows: Path) -> ScoredWindow:
-        first_refusal: LocalchatError | None = None
-        for max_tokens, top in _REMOTE_ATTEMPTS:
-            try:
-                return self._score(window, first, max_tokens, top)
-            except UsageError as problem:
-                first_refusal = first_refusal or problem
-        assert first_refusal is not None
-        raise first_refusal
-
-    def _score(self, window: Sequence[int], first: int, max_tokens: int, top: int) -> ScoredWindow:
-        body = {
-            "model": self._model,
-            "prompt": list(window),
-            "echo": True,
-            "max_tokens": max_tokens,
-            "logprobs": top,
-            "temperature": 0,
-        }
-        answer = self._client.request_json("completions", body, timeout_s=_ANSWER_S)
-        try:
-            reported: dict[str, Any] = answer["choices"][0]["logprobs"]
-            scored = slice(first + 1, len(window))
-            logprobs = [float(value) for value in reported["token_logprobs"][scored]]
-            texts = [str(text) for text in reported["tokens"][scored]]
-            tops = [dict(top or {}) for top in reported["top_logprobs"][scored]]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise UsageError("the server does not report log probabilities of a prompt") from error
-        if len(logprobs) != len(window) - 1 - first:
-            raise UsageError("the server does not report log probabilities of a prompt")
-        text_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
-        return ScoredWindow(tuple(logprobs), tuple(tops), text_bytes)
 
 
 def windows(tokens: Sequence[int], window_tokens: int, limit: int) -> Iterator[Sequence[int]]:
@@ -247,7 +186,7 @@ def _divergence_of_tops(
 ) -> _PositionDivergence:
     """Return a lower bound, which counts all tokens outside of both top lists as one."""
     if not all(base) or not all(other) or not base:
-        raise UsageError("the server does not report the top tokens of a prompt")
+        raise UsageError("the backend does not report the top tokens of a prompt")
     positions = _PositionDivergence([], [])
     for base_top, other_top in zip(base, other, strict=True):
         shared = base_top.keys() & other_top.keys()

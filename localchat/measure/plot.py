@@ -5,7 +5,6 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Final
 
-from localchat.measure.quality_report import needle_heading, needles_by_length
 from localchat.measure.records import QualityRecord, VariantQuality
 
 _COLORS: Final = (
@@ -59,17 +58,13 @@ def _ticks(max_value: float) -> list[float]:
     return [step * index for index in range(int(max_value / step) + 2)]
 
 
-_LABEL_LEFT: Final = 220
-_CELL: Final = 22
 _MIN_KL: Final = 1e-4
 """Lower end of the charts. The first variant, whose divergence is 0, is drawn there too."""
-_PASSED: Final = "#059669"
-_FAILED: Final = "#dc2626"
 _GB: Final = 1e9
 
 
 def quality_svg(record: QualityRecord) -> str:
-    """Draw the losses by size and by speed, and the needles as grids."""
+    """Draw the losses by size and by speed."""
     title = f"Loss over the {record.spec.text}, lower is better"
     parts = [_text(16, 22, f"{title} · localchat {record.localchat} · {record.at[:10]}", _BOLD)]
     y = _TITLE_HEIGHT
@@ -87,11 +82,6 @@ def quality_svg(record: QualityRecord) -> str:
             dot = f'<circle cx="{_PLOT_LEFT}" cy="{row - 4}" r="5" fill="{_color(index)}"/>'
             parts += [dot, _text(_PLOT_LEFT + 14, row, _legend(measured))]
         y += _LEGEND_ROW * len(record.measured)
-    y += 24
-    for measured in record.measured:
-        if measured.needles:
-            parts.append(_draw_needles(measured, y))
-            y += 42 + sum(1 for _ in needles_by_length(measured)) * _CELL
     return _svg(width, y, parts)
 
 
@@ -152,17 +142,4 @@ def _draw_losses(
         side = _RIGHT if x(value) > middle else ""
         shift = -9 if side else 9
         parts.append(_text(round(x(value) + shift, 1), round(y(loss) - 7, 1), label, side))
-    return "".join(parts)
-
-
-def _draw_needles(measured: VariantQuality, y: int) -> str:
-    parts = [_text(16, y, needle_heading(measured), _BOLD)]
-    for row, (length, tasks) in enumerate(needles_by_length(measured)):
-        top = y + 12 + row * _CELL
-        parts.append(_text(_LABEL_LEFT - 10, top + 15, f"{length:,} tokens", _RIGHT))
-        for column, task in enumerate(tasks):
-            x = _LABEL_LEFT + column * _CELL
-            color = _PASSED if task.passed else _FAILED
-            size = _CELL - 3
-            parts.append(f'<rect x="{x}" y="{top}" width="{size}" height="{size}" fill="{color}"/>')
     return "".join(parts)

@@ -1,32 +1,22 @@
-"""Plan of a service: copies of a model for a number of users, their waiting and money."""
+"""Plan of a service: copies of a model for a number of users, and money.
+
+A plan promises no more than one point of a benchmark: that with the most requests per second within the target.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from localchat.config.prices import Prices
 from localchat.errors import UsageError
-from localchat.measure.capacity import (
-    QueueFigures,
-    RequestLengths,
-    ServerCosts,
-    capacity,
-    cost_model,
-    highest_rate,
-    simulate,
-)
 from localchat.measure.records import BenchRecord
-from localchat.measure.statistics import LatencyTarget
+from localchat.measure.statistics import LatencyTarget, Percentiles, PointFigures
 from localchat.measure.sweep import Point, point_series
 
-DEFAULT_SLOTS: Final = 16
-_GPU_BUDGET_S: Final = 0.1
-_CPU_BUDGET_S: Final = 0.25
-"""Time budget of an engine step that reads prompts too."""
 _MAX_LOAD: Final = 0.8
-"""Planned load as a share of capacity, which leaves headroom."""
+"""Planned load as a share of the measured one, which leaves headroom."""
 _THOUSAND: Final = 1000
 _HOUR_S: Final = 3600.0
 _MILLION: Final = 1e6
@@ -39,8 +29,6 @@ class ServiceDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Rate of all users; None for as many as one copy can answer."""
     every_s: float = 60.0
     """Time between two requests of one user."""
-    prompt_tokens: float
-    output_tokens: float
     target: LatencyTarget = LatencyTarget()
 
 
@@ -52,150 +40,126 @@ class AnswerCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Costs of a hosted API at the given prices."""
 
 
+class MeasuredLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Load of one copy that meets the target, as it was measured."""
+
+    load: str
+    """`8 clients`, or `2.5 requests/s`."""
+    requests_per_s: float
+    ttft_ms: Percentiles
+    tpot_ms: Percentiles | None
+
+
 class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan for one model."""
 
     model: str
     basis: str
-    """Source of the costs of a request, as messages show it."""
+    """Benchmark of the plan, as messages show it."""
     demand: ServiceDemand
-    costs: ServerCosts
+    prompt_tokens: float
+    """Mean prompt length of the benchmark."""
+    output_tokens: float
+    """Mean answer length of the benchmark."""
     copies: int
     """Number of copies; 0 if no number of copies meets the target."""
     requests_per_s: float
-    """Rate of all copies: the demand, or the most that one copy answers within the target."""
-    capacity_per_s: float
-    """Requests per second of one copy at saturation."""
-    running_at_capacity: int
-    queue: QueueFigures | None
-    """Times at one copy; None if no number of copies meets the target."""
+    """Rate of all copies: the demand, or the most that is planned for one copy."""
+    measured: MeasuredLoad | None
+    """Load that the copies share. None if no number of copies meets the target."""
+    share: float
+    """Planned rate of one copy as a share of the measured one."""
     conversations: int | None
-    """Conversations of this length that fit in the KV cache of one copy."""
+    """Requests of this length that fit in the KV cache of one copy. None if unknown."""
     price: AnswerCosts
 
-    @property
-    def headroom(self) -> float | None:
-        """Free share of the capacity."""
-        if self.queue is None:
-            return None
-        return 1 - self.queue.load
 
+def make_plan(
+    record: BenchRecord, model: str | None, demand: ServiceDemand, prices: Prices
+) -> ServicePlan:
+    """Plan copies and costs for a demand.
 
-class CostSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs of a model on a machine, from a benchmark."""
-
-    model: str
-    basis: str
-    costs: ServerCosts
-    kv_tokens: int | None = None
-    """Size of the KV cache."""
-
-
-def measured_source(record: BenchRecord, model: str | None = None) -> CostSource:
-    """Return the costs from a benchmark: its first series of the model without context.
-
-    Raises UsageError if there is no such series.
+    The basis is the first series of the model in a benchmark. Raises UsageError if there is no such series.
     """
-    served_by_name = {served.variant.name: served for served in record.served}
+    series = _series(record, model)
+    served = next(
+        served for served in record.served if served.variant.name == series[0].key.variant
+    )
+    basis = f"measured: benchmark {record.id} of {record.at[:10]}, shape {series[0].key.shape}"
+    if record.disturbed:
+        basis += ", while other programs used the CPU"
+    fitting = [point for point in series if _meets(point.figures, demand.target)]
+    best = max(fitting or series, key=lambda point: point.figures.requests_per_s)
+    figures = best.figures
+    planned_rate = figures.requests_per_s * _MAX_LOAD
+    total_rate = 0.0
+    copies = 0
+    if fitting:
+        total_rate = planned_rate if demand.requests_per_s is None else demand.requests_per_s
+        copies = max(math.ceil(total_rate / planned_rate), 1)
+    copy_rate = total_rate / max(copies, 1)
+    measured = MeasuredLoad(
+        load=best.key.load,
+        requests_per_s=figures.requests_per_s,
+        ttft_ms=figures.ttft_ms,
+        tpot_ms=figures.tpot_ms,
+    )
+    length = max(figures.prompt_tokens + figures.completion_tokens, 1)
+    conversations = None
+    if kv_totals := [total for point in series if (total := point.figures.kv_total_tokens)]:
+        conversations = int(max(kv_totals) / length)
+    return ServicePlan(
+        model=served.model or served.variant.model,
+        basis=basis,
+        demand=demand,
+        prompt_tokens=figures.prompt_tokens,
+        output_tokens=figures.completion_tokens,
+        copies=copies,
+        requests_per_s=total_rate,
+        measured=measured if fitting else None,
+        share=copy_rate / figures.requests_per_s,
+        conversations=conversations,
+        price=_price(figures, prices, copy_rate),
+    )
+
+
+def _series(record: BenchRecord, model: str | None) -> list[Point]:
+    """Return the first series of a model without a burst. Raises UsageError."""
+    models = {served.variant.name: served.variant.model for served in record.served}
     for series in point_series(record.points):
-        key = series[0].key
-        served = served_by_name[key.variant]
-        is_closed_loop = key.clients and series[0].figures.disruption is None
-        if (
-            not is_closed_loop
-            or key.context_tokens
-            or (model is not None and served.variant.model != model)
-        ):
-            continue
-        # More clients than slots only wait, so the last number of clients does not show the slots.
-        best = max(series, key=lambda point: point.figures.tokens_per_s)
-        usual_slots = best.key.clients if served.url else DEFAULT_SLOTS
-        slots = served.variant.parallel or served.properties.get("total_slots") or usual_slots
-        budget_s = _GPU_BUDGET_S if record.machine.gpus else _CPU_BUDGET_S
-        basis = f"measured: benchmark {record.id} of {record.at[:10]}, shape {key.shape}"
-        if record.disturbed:
-            basis += ", while other programs used the CPU"
-        kv_totals = [total for point in series if (total := point.figures.kv_total_tokens)]
-        return CostSource(
-            model=served.model or served.variant.model,
-            basis=basis,
-            costs=_capped(cost_model(series, slots, budget_s), series),
-            kv_tokens=max(kv_totals, default=None),
-        )
+        first = series[0]
+        if first.figures.disruption is None and model in (None, models[first.key.variant]):
+            return series
     subject = "" if model is None else f" of {model}"
     raise UsageError(
-        f"benchmark {record.id} has no series{subject} without context to plan from",
+        f"benchmark {record.id} has no series{subject} to plan from",
         hint=f"it has {', '.join(record.models)}; localchat bench --list shows the others",
     )
 
 
-def _capped(costs: ServerCosts, series: Sequence[Point]) -> ServerCosts:
-    """Slow a cost model down until it promises no more than the best measured point."""
-    best = max(series, key=lambda point: point.figures.requests_per_s).figures
-    lengths = RequestLengths(best.prompt_tokens, best.completion_tokens)
-    promised = capacity(costs, lengths).requests_per_s
-    if promised <= best.requests_per_s or not best.requests_per_s:
-        return costs
-    factor = promised / best.requests_per_s
-    return msgspec.structs.replace(
-        costs,
-        prefill_s=costs.prefill_s * factor,
-        overhead_s=costs.overhead_s * factor,
-        steps_s=tuple((count, step_s * factor) for count, step_s in costs.steps_s),
-    )
+def p95_ms(times: Percentiles) -> float:
+    """Return the 95th percentile. Old records have the 90th instead."""
+    return times.p95 or times.p90
 
 
-def make_plan(source: CostSource, demand: ServiceDemand, prices: Prices) -> ServicePlan:
-    """Plan copies, waiting and costs for a demand.
-
-    Raises UsageError if the KV cache of a copy is too small for one request.
-    """
-    lengths = RequestLengths(demand.prompt_tokens, demand.output_tokens)
-    length = max(int(demand.prompt_tokens + demand.output_tokens), 1)
-    conversations = None
-    if source.kv_tokens is not None:
-        conversations = source.kv_tokens // length
-        if conversations == 0:
-            raise UsageError(
-                f"{source.model}: a request of {length:,} tokens is longer than the KV cache, which holds "
-                f"{source.kv_tokens:,}",
-                hint="--in and --out are the tokens of a request; --ctx makes room for longer ones",
-            )
-        slots = min(source.costs.slots, conversations)
-        costs = msgspec.structs.replace(source.costs, slots=slots)
-        source = msgspec.structs.replace(source, costs=costs)
-    saturated = capacity(source.costs, lengths)
-    max_rate = highest_rate(source.costs, lengths, demand.target, _MAX_LOAD)
-    total_rate = max_rate if demand.requests_per_s is None else demand.requests_per_s
-    copies = 0
-    copy_rate = 0.0
-    if max_rate:
-        copies = max(math.ceil(total_rate / max_rate), 1)
-        copy_rate = total_rate / copies
-    return ServicePlan(
-        model=source.model,
-        basis=source.basis,
-        demand=demand,
-        costs=source.costs,
-        copies=copies,
-        requests_per_s=total_rate,
-        capacity_per_s=saturated.requests_per_s,
-        running_at_capacity=saturated.running,
-        queue=simulate(source.costs, lengths, copy_rate) if copy_rate else None,
-        conversations=conversations,
-        price=_price(lengths, prices, copy_rate),
-    )
+def _meets(figures: PointFigures, target: LatencyTarget) -> bool:
+    """Return True if 95 of 100 requests of a point were within the target."""
+    tpot_ms = None
+    if figures.tpot_ms is not None:
+        tpot_ms = p95_ms(figures.tpot_ms)
+    return target.is_met(p95_ms(figures.ttft_ms), tpot_ms)
 
 
-def _price(lengths: RequestLengths, prices: Prices, copy_rate: float) -> AnswerCosts:
+def _price(figures: PointFigures, prices: Prices, copy_rate: float) -> AnswerCosts:
     """Return the costs of a thousand answers. A copy costs money while it idles too."""
     machine_money = None
     hosted_money = None
     if prices.machine_hour is not None and copy_rate:
         machine_money = prices.machine_hour / (copy_rate * _HOUR_S) * _THOUSAND
     if prices.hosted_in is not None and prices.hosted_out is not None:
-        per_million = lengths.prompt * prices.hosted_in + lengths.output * prices.hosted_out
-        hosted_money = per_million / _MILLION * _THOUSAND
+        prompt_money = figures.prompt_tokens * prices.hosted_in
+        output_money = figures.completion_tokens * prices.hosted_out
+        hosted_money = (prompt_money + output_money) / _MILLION * _THOUSAND
     return AnswerCosts(machine_money=machine_money, hosted_money=hosted_money)
 
 

@@ -18,9 +18,6 @@ from msgspec import Meta
 from localchat.measure.client import RequestSample
 from localchat.metrics import acceptance
 
-_SAME_ARRIVAL_S: Final = 0.5e-3
-"""Events closer than this were sent together."""
-
 
 class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
     """Distribution of a time, in milliseconds."""
@@ -97,8 +94,6 @@ class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     gap_ms: Percentiles | None = None
     e2el_ms: Percentiles | None = None
     """Time from the request to its last text; None in old records."""
-    step_ms: float | None = None
-    """Time per token while no prompt delays it, from the median pause of the streams."""
     good_requests_per_s: float | None = None
     """Requests per second that met the target."""
     good_share: float | None = None
@@ -112,8 +107,6 @@ class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     accepted: int | None = None
     acceptance: float | None = None
     preemptions: int | None = None
-    roof_share: float | None = None
-    """Share of the memory bandwidth that the steps used."""
     disruption: DisruptionFigures | None = None
     """Gaps of the streams before and during a burst of long prompts; None without a burst."""
 
@@ -162,7 +155,6 @@ def figures(result: LoadResult, target: LatencyTarget) -> PointFigures:
         tpot_ms=percentiles(tpots) if tpots else None,
         gap_ms=percentiles(gaps) if gaps else None,
         e2el_ms=percentiles([sample.latency_s for sample in samples]),
-        step_ms=_step_ms(samples, gaps),
         good_requests_per_s=good_requests_per_s,
         good_share=good_share,
         prefix_hits=_ratio(sum(sample.cached_tokens for sample in samples), prompt_tokens),
@@ -233,18 +225,6 @@ def _gaps(samples: Sequence[RequestSample]) -> list[float]:
         for sample in samples
         for earlier, later in zip(sample.arrivals_s, sample.arrivals_s[1:], strict=False)
     ]
-
-
-def _step_ms(samples: Sequence[RequestSample], gaps: Sequence[float]) -> float | None:
-    """Return the median pause, divided by the tokens that arrive after it.
-
-    With accepted drafts, several tokens arrive after one pause.
-    """
-    pauses = [gap for gap in gaps if gap > _SAME_ARRIVAL_S]
-    tokens = sum(sample.completion_tokens - 1 for sample in samples)
-    if not pauses or tokens < 1:
-        return None
-    return statistics.median(pauses) * min(len(pauses) / tokens, 1.0) * 1e3
 
 
 _T_95: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)

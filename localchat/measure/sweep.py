@@ -1,4 +1,4 @@
-"""Sweep of a benchmark: variants in interleaved rounds, shapes, contexts, and rising numbers of clients.
+"""Sweep of a benchmark: variants in interleaved rounds, shapes, and rising numbers of clients.
 
 Observers receive events. `Sweep.points` holds all results so far, also after an interruption.
 """
@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -23,7 +22,6 @@ from localchat.measure.load import (
     run_disruption,
     run_load,
 )
-from localchat.measure.memory_roof import MemoryRoof
 from localchat.measure.server_metrics import WatchedCounters, watched_counters
 from localchat.measure.statistics import (
     LatencyTarget,
@@ -36,7 +34,6 @@ from localchat.measure.workload import (
     BURST,
     DISRUPTION_CLIENTS,
     Shape,
-    earlier_turn,
     messages,
 )
 from localchat.units import counted
@@ -62,7 +59,6 @@ class ServedVariant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     url: str = ""
     """Address of a running server; empty for a server of the benchmark."""
     properties: dict[str, Any] = {}
-    roof: MemoryRoof | None = None
 
 
 class PointKey(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -70,7 +66,6 @@ class PointKey(msgspec.Struct, frozen=True, omit_defaults=True):
 
     variant: str
     shape: str
-    context_tokens: int
     clients: int
     """0 for an open loop."""
     rate: float = 0.0
@@ -132,9 +127,7 @@ class PointRefused(NamedTuple):
 
 
 SweepEvent: TypeAlias = ServerStarted | PointStarted | PointAdvanced | PointMeasured | PointRefused
-OpenServer = Callable[
-    [BenchVariant], "AbstractContextManager[tuple[BenchEndpoint, MemoryRoof | None]]"
-]
+OpenServer = Callable[[BenchVariant], AbstractContextManager[BenchEndpoint]]
 """Serves a variant during the block, or returns the address of a running server."""
 
 
@@ -143,8 +136,6 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     variants: tuple[BenchVariant, ...]
     shapes: tuple[Shape, ...]
-    contexts: tuple[int, ...] = (0,)
-    """Tokens of an earlier turn before each request, which may hit the server's prefix cache."""
     clients: tuple[int, ...] = ()
     """Numbers of clients; empty for 1, 2, 4, ... until the throughput stops rising."""
     max_clients: int = 64
@@ -180,7 +171,6 @@ class _SeriesKey(NamedTuple):
 
     variant: str
     shape: str
-    context_tokens: int
 
 
 class _Series(NamedTuple):
@@ -190,7 +180,6 @@ class _Series(NamedTuple):
     shape: Shape
     round: int
     endpoint: BenchEndpoint
-    roof: MemoryRoof | None
 
 
 @dataclass(slots=True)
@@ -215,24 +204,20 @@ class Sweep:
         for round_ in range(self.spec.rounds):
             for variant in variants if round_ % 2 == 0 else reversed(variants):
                 self.show(ServerStarted(variant.name))
-                with self.open_server(variant) as (opened, roof):
+                with self.open_server(variant) as opened:
                     endpoint = prepared(opened, self.run_id, self.spec.temperature)
-                    self._run_variant(variant, endpoint, roof, round_)
+                    self._run_variant(variant, endpoint, round_)
 
-    def _run_variant(
-        self, variant: BenchVariant, endpoint: BenchEndpoint, roof: MemoryRoof | None, round_: int
-    ) -> None:
+    def _run_variant(self, variant: BenchVariant, endpoint: BenchEndpoint, round_: int) -> None:
         self.served[variant.name] = ServedVariant(
             variant=variant,
             model=endpoint.model,
             url="" if endpoint.own else endpoint.url,
             properties=_short_properties(endpoint.properties),
-            roof=roof,
         )
         for shape in self.spec.shapes:
-            for context_tokens in self.spec.contexts:
-                key = _SeriesKey(variant.name, shape.name, context_tokens)
-                self._run_series(_Series(key, shape, round_, endpoint, roof))
+            key = _SeriesKey(variant.name, shape.name)
+            self._run_series(_Series(key, shape, round_, endpoint))
 
     def _run_series(self, series: _Series) -> None:
         # Later rounds repeat the levels of the first one, so that all rounds are comparable.
@@ -274,26 +259,19 @@ class Sweep:
         endpoint = series.endpoint
         shape = series.shape
         level = key.rate or key.clients
-        seed = (
-            f"{self.run_id} {key.variant} {shape.name} {key.context_tokens} {level} {series.round}"
-        )
-
-        @cache
-        def context(client: int) -> list[dict[str, str]]:
-            return earlier_turn(key.context_tokens, endpoint.scale, f"{seed} {client}")
+        seed = f"{self.run_id} {key.variant} {shape.name} {level} {series.round}"
 
         def body(client: int, number: int) -> dict[str, Any]:
             own = messages(shape, endpoint.scale, f"{seed} {client} {number}", self.run_id)
-            return endpoint.body([*context(client), *own], shape.output_tokens)
+            return endpoint.body(own, shape.output_tokens)
 
         def on_answer(progress: LoadProgress) -> None:
             tokens = sum(sample.completion_tokens for sample in progress.samples)
             rate = tokens / (time.perf_counter() - progress.began_s)
             self.show(PointAdvanced(key, len(progress.samples), rate, progress.failed))
 
-        # Many servers are slow at the first request of a length. With a context, each client has its own.
-        warm_ups = max(key.clients, 1) if key.context_tokens else 1
-        ask_each(endpoint.client, [_shortened(body(client, -1)) for client in range(warm_ups)])
+        # Many servers are slow at the first request of a length.
+        ask_each(endpoint.client, [_shortened(body(0, -1))])
         load = LoadSpec(key.clients, self.spec.requests, self.spec.seconds, key.rate, seed)
         disrupted = None
         with watched_counters(endpoint.url, endpoint.key) as counters:
@@ -312,10 +290,7 @@ class Sweep:
             else:
                 result = run_load(endpoint.client, load, body, on_answer)
         point = _with_counters(figures(result, self.spec.target), counters)
-        roof_share = None
-        if series.roof is not None and key.clients:
-            roof_share = series.roof.share(point, key.clients, key.context_tokens)
-        point = msgspec.structs.replace(point, roof_share=roof_share, disruption=disrupted)
+        point = msgspec.structs.replace(point, disruption=disrupted)
         return Point(key, series.round, point)
 
     def _total(self) -> int:
@@ -324,13 +299,10 @@ class Sweep:
         level_counts = [
             len(
                 spec.rates
-                or self._levels.get(
-                    _SeriesKey(variant.name, shape.name, context), spec.levels(shape)
-                )
+                or self._levels.get(_SeriesKey(variant.name, shape.name), spec.levels(shape))
             )
             for variant in spec.variants
             for shape in spec.shapes
-            for context in spec.contexts
         ]
         return sum(level_counts) * spec.rounds
 
@@ -372,14 +344,14 @@ def _short_properties(properties: Mapping[str, object]) -> dict[str, Any]:
 
 
 def point_series(points: Iterable[Point]) -> Iterator[list[Point]]:
-    """Yield the points of each variant, shape and context by rising load.
+    """Yield the points of each variant and shape by rising load.
 
     Several rounds are represented by the one with the median throughput.
     """
     groups: dict[_SeriesKey, dict[tuple[float, int], list[Point]]] = {}
     for point in points:
         key = point.key
-        group = groups.setdefault(_SeriesKey(key.variant, key.shape, key.context_tokens), {})
+        group = groups.setdefault(_SeriesKey(key.variant, key.shape), {})
         group.setdefault((key.rate, key.clients), []).append(point)
     for group in groups.values():
         yield [_median(group[level]) for level in sorted(group)]

@@ -244,14 +244,6 @@ def messages(shape: Shape, scale: TokenScale, seed: str, run_id: str) -> list[Me
     return [_user(f"{prose(count, seed)}\n\n{task}")]
 
 
-def earlier_turn(context_tokens: int, scale: TokenScale, seed: str) -> list[Message]:
-    """Write an earlier question and answer of about this length; empty for 0 tokens."""
-    if not context_tokens:
-        return []
-    text = prose(scale.words(context_tokens, whole_prompt=False), seed)
-    return [_user(text), {"role": "assistant", "content": "Noted."}]
-
-
 def chat_body(
     messages: list[Message], output_tokens: int, fields: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msgspec import structs
-
 from localchat.backend_api.interface import Backend
 from localchat.backend_api.registry import BackendChoice, choose_for_load, find_backends
 from localchat.errors import ModelInvalid
@@ -64,8 +62,6 @@ class FitReport:
     """Part of it that other programs use."""
     expected_speed: ExpectedSpeed | None
     """Measured or predicted speed. None if the backend cannot tell."""
-    layers_tokens_per_s: float | None = None
-    """Expected speed with whole layers in RAM, if experts in RAM are faster."""
 
     def record(self) -> dict[str, Any]:
         """Return the fields of `--json`, whose names are stable."""
@@ -95,7 +91,6 @@ class FitReport:
             "expected_tokens_per_s": speed.tokens_per_s if speed else None,
             "experts_on_cpu": plan.experts_on_cpu,
             "gpu_shares": [share.layers for share in plan.gpu_shares],
-            "layers_tokens_per_s": self.layers_tokens_per_s,
             "expected_by": speed.basis if speed else None,
             "expected_range": [speed.low, speed.high] if speed and not speed.is_measured else None,
             "advice": plan.advice,
@@ -164,13 +159,6 @@ def assess(
     expected = None
     if speed:
         expected = _expected_speed(subject, backend, plan, threads, history)
-    layers_rate = None
-    if plan.experts_on_cpu and expected is not None:
-        by_layers = backend.plan(subject.model, structs.replace(options, experts_on_cpu=0), machine)
-        other = _expected_speed(subject, backend, by_layers, threads, history)
-        # With a longer context or few experts, whole layers may be as fast. Then there is no gain to report.
-        if other is not None and other.tokens_per_s < expected.tokens_per_s:
-            layers_rate = other.tokens_per_s
     return FitReport(
         name=subject.name,
         plan=plan,
@@ -180,7 +168,6 @@ def assess(
         memory_bytes=total,
         others_bytes=others,
         expected_speed=expected,
-        layers_tokens_per_s=layers_rate,
     )
 
 

@@ -32,7 +32,7 @@ COMMANDS: Final = (
     Command(
         "set",
         "[KEY VALUE]",
-        "Change a parameter; without one, all of them with their cost.",
+        "Change a parameter; without one, list all of them.",
         screen_only=True,
     ),
     Command(

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from localchat.chat.conversation import Conversation
     from localchat.config.mcp_servers import McpServer
-    from localchat.documents.collection import Embed
     from localchat.documents.library import DocumentLibrary
     from localchat.engine.events import Done
     from localchat.engine.interface import EngineInfo
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
     from localchat.fit.steps import MemoryStep
-    from localchat.models.assess import ExpectedSpeed
     from localchat.models.onboarding import FirstRun
     from localchat.models.recommended_models import Recommendation
     from localchat.models.resolve import ResolvedModel
@@ -91,14 +89,6 @@ class SessionContext(msgspec.Struct, frozen=True):
     """MCP servers of the settings file, by name."""
     memory_steps: "Callable[[ModelSetup], tuple[MemoryStep, ...]]" = lambda setup: ()
     """Finds steps that make room for a load. Takes a second or two. Raises LocalchatError."""
-    embed: "Embed | None" = None
-    """Embeds texts for documents that an embedding model has learned."""
-    speed: "Callable[[ModelSetup], ExpectedSpeed | None]" = lambda setup: None
-    """Returns the measured or expected decode rate, or None. The first call may take a second.
-
-    Raises LocalchatError."""
-    catalog_speed: "Callable[[str], ExpectedSpeed | None]" = lambda name: None
-    """Returns the expected decode rate of a published model, or None."""
     recommended: "Callable[[], tuple[Recommendation, ...]]" = tuple
     """Returns published models that suit this machine, from quick to best.
 
@@ -118,4 +108,4 @@ class SessionContext(msgspec.Struct, frozen=True):
         """The documents of this user."""
         from localchat.documents.library import DocumentLibrary
 
-        return DocumentLibrary(self.paths.data_dir / "documents", self.embed)
+        return DocumentLibrary(self.paths.data_dir / "documents")

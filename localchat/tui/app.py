@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -43,15 +43,12 @@ from localchat.tui.widgets.welcome import first_greeting
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from localchat.history.queries import ConversationSummary
     from localchat.history.store import History
-    from localchat.tui.screens.palette import PaletteEntry
     from localchat.tui.textual_internals.background import Background
 
 EXIT_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 _DOUBLE_PRESS_S = 2.0
 _QUIT_WAIT_S = 2.0
-_PALETTE_CONVERSATIONS = 30
 _SEARCH_SHOWN_AFTER_S = 0.4
 _OFFLINE: Final = "Offline: the list of models shows what fits this computer."
 
@@ -116,13 +113,12 @@ class ChatApp(App[int]):
         return self.chat
 
     def action_command_palette(self) -> None:
-        """Open the palette; models and conversations appear in it once they are found."""
+        """Open the palette."""
         from localchat.tui.screens.palette import PaletteScreen, fixed_entries
 
         if self.screen is self.chat:
             entries = tuple(fixed_entries(self._session_context.keys))
-            dialog = PaletteScreen(entries, self._found_entries)
-            self.push_screen(dialog, self.chat.run_entry)
+            self.push_screen(PaletteScreen(entries), self.chat.run_entry)
 
     async def on_event(self, event: events.Event) -> None:
         """Paste characters that widgets reject as keys, and buffer keys until a screen is ready."""
@@ -296,22 +292,6 @@ class ChatApp(App[int]):
         self.theme = ours[index]
         self.chat.hint(f"Theme: {NAMES[index]}, F2 to save")
 
-    def _found_entries(self) -> "Sequence[PaletteEntry]":
-        """Find models and conversations for the palette; takes tenths of a second."""
-        from localchat.tui.screens.palette import conversation_entries, model_entries
-
-        history = self.recorder.history
-        summaries: Sequence[ConversationSummary] = ()
-        try:
-            if history is not None:
-                summaries = history.list(_PALETTE_CONVERSATIONS)
-        except LocalchatError:
-            summaries = ()  # the list of conversations says what is wrong
-        return (
-            *model_entries(_usable_names(self._session_context)),
-            *conversation_entries(summaries),
-        )
-
     # ------------------------------------------------------------------ copying and leaving
 
     async def action_interrupt(self) -> None:
@@ -390,16 +370,6 @@ async def _ended(workers: Iterable[Worker[object]]) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(_QUIT_WAIT_S):
             await asyncio.gather(*(worker.wait() for worker in workers), return_exceptions=True)
-
-
-def _usable_names(context: SessionContext) -> tuple[str, ...]:
-    from localchat.models.index import read_index
-
-    try:
-        models = read_index(context.paths, context.environ).models
-    except LocalchatError:
-        return ()  # the list of models says what is wrong
-    return tuple(model.name for model in models if not model.trouble)
 
 
 def _load_transcript() -> None:

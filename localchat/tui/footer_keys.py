@@ -54,7 +54,7 @@ def footer_keys(state: FooterState, table: Mapping[str, str]) -> tuple[FooterKey
         close = key("view.panel", "close")
         if state.is_covered:
             close = key("chat.stop", "close")
-        return (FooterKey("↑↓", "figure"), FooterKey("Tab", "back"), close, help_)
+        return (FooterKey("↑↓", "scroll"), FooterKey("Tab", "back"), close, help_)
     offers = list(_offer_keys(tuple(offer for offer in state.offers if offer.key)))
     if state.is_busy:
         stop = key("chat.stop", "stop")

@@ -74,7 +74,7 @@ KEYS: Final = (
     KeyBinding("screen.help", "f1", "command('/help')", "Keys and commands"),
     KeyBinding("screen.settings", "f2", "settings", "Settings"),
     KeyBinding("screen.models", "f3", "command('/model')", "Models"),
-    KeyBinding("screen.parameters", "f4", "command('/set')", "Parameters and what they cost"),
+    KeyBinding("screen.parameters", "f4", "command('/set')", "Parameters of this conversation"),
     KeyBinding("screen.history", "ctrl+r", "history", "Conversations"),
     KeyBinding("screen.palette", "ctrl+p", "palette", "Command palette"),
     KeyBinding("screen.theme", "f10", "theme", "Next theme", "app"),
@@ -118,15 +118,13 @@ KEYS: Final = (
         "transcript",
     ),
     KeyBinding("transcript.leave", "tab,i", "screen.write", "Back to the input", "transcript"),
-    KeyBinding("panel.previous", "up,k", "metric(-1)", "Previous figure", "panel", first=False),
-    KeyBinding("panel.next", "down,j", "metric(1)", "Next figure", "panel", first=False),
     KeyBinding("models.pull", "ctrl+s", "pull", "Download in the background", "models"),
     KeyBinding("history.rename", "ctrl+s", "rename", "Rename", "history"),
     KeyBinding("history.delete", "delete,ctrl+x", "delete", "Delete", "history"),
     KeyBinding("history.undo", "ctrl+z", "undo", "Undo the last deletion", "history"),
 )
 
-_REACHES: Final = {"composer", "transcript", "panel"}
+_REACHES: Final = {"composer", "transcript"}
 _MODIFIERS: Final = ("ctrl+", "alt+", "shift+", "super+", "meta+", "hyper+")
 _NAMED: Final = frozenset(
     {key.value for key in Keys if not key.value.startswith("<") and "+" not in key.value}

@@ -17,13 +17,13 @@ def test_the_settings_file_holds_presets_and_keeps_its_comments(tmp_path: Path) 
     write_preset(
         path, "sum", {"temperature": "0.2", "context_length": "4k", "template": "T {input}"}
     )
-    write_preset(path, "sum", {"temperature": None, "system": "brief"})
+    write_preset(path, "sum", {"system": "brief"})
     write_preset(path, "other", {"seed": 7})
     text = path.read_text()
     assert "# mine" in text
     assert "seed = 1 # why" in text
     found = read_settings(path).presets
-    assert found["sum"].values == {"context_length": 4096, "system": "brief"}
+    assert found["sum"].values == {"temperature": 0.2, "context_length": 4096, "system": "brief"}
     assert found["sum"].template == "T {input}"
     remove_preset(path, "sum")
     assert list(read_settings(path).presets) == ["other"]

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -185,27 +185,6 @@ def test_words_that_say_nothing_are_left_out_unless_there_are_no_others() -> Non
     assert match_query("What is the deposit?") == '"deposit"'
     assert match_query("Who is it?") == '"who" OR "is" OR "it"'
     assert match_query("?!") == ""
-
-
-def test_vectors_find_what_shares_no_word(collection: Collection, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("A car stands there.")
-    (tmp_path / "b.txt").write_text("Soup is eaten.")
-    asked: list[str] = []
-
-    def embed(model: str, given: Sequence[str]) -> list[list[float]]:
-        asked.extend(given)
-        return [[1.0, 0.0] if "car" in text else [0.0, 1.0] for text in given]
-
-    places = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
-    collection.learn(places, embed=embed, embedding_model="small")
-    assert collection.embedding_model == "small"
-    assert collection.find("vehicle", 1) == []
-    assert [one.file for one in collection.find("vehicle", 1, [1.0, 0.0])] == ["a.txt"]
-    (tmp_path / "b.txt").write_text("A car passes.")
-    collection.learn(embed=embed)
-    assert asked == ["A car stands there.", "Soup is eaten.", "A car passes."]
-    collection.learn(embed=embed, embedding_model="none")
-    assert collection.embedding_model == ""
 
 
 def test_passages_keep_all_text_and_their_lines() -> None:

@@ -49,7 +49,7 @@ def point(clients: int, rate: float = 10.0, **changes: Any) -> Point:
         ttft_ms=percentiles([0.1, 0.2]),
         **changes,
     )
-    return Point(PointKey("m", "300+40", 0, clients), 0, figures)
+    return Point(PointKey("m", "300+40", clients), 0, figures)
 
 
 def told(*line: Point) -> str:
@@ -65,17 +65,6 @@ def test_a_cache_without_room_for_all_clients_is_the_limit() -> None:
 
 def test_more_clients_than_slots_are_named() -> None:
     assert "4 requests at once, and 4 of 8 requests wait" in told(point(8, kv_total_tokens=99_999))
-
-
-@pytest.mark.parametrize(
-    ("roof", "words"), [(0.9, "memory bandwidth"), (0.2, "compute"), (None, "")]
-)
-def test_a_saturated_series_is_limited_by_bandwidth_or_compute(
-    roof: float | None, words: str
-) -> None:
-    line = [point(count, roof_share=roof, kv_total_tokens=9999) for count in (1, 2, 4)]
-    assert words in told(*line)
-    assert bool(told(*line)) is bool(words)
 
 
 def test_a_missed_target_is_told_for_named_clients_and_for_the_first_point_of_a_sweep() -> None:
@@ -114,7 +103,7 @@ def test_an_open_loop_says_whether_the_server_keeps_up() -> None:
             e2el_ms=percentiles([latency_s, latency_s]),
             kv_total_tokens=700,
         )
-        return Point(PointKey("m", "300+40", 0, 0, rate), 0, figures)
+        return Point(PointKey("m", "300+40", 0, rate), 0, figures)
 
     calm = [at_rate(0.5, 0.5, 1.0)]
     assert list(_rate_sentences(calm)) == ["The server keeps up with 0.5 requests/s."]

@@ -12,10 +12,11 @@ from pathlib import Path
 import gguf
 import pytest
 
+from localchat.engine.interface import Engine
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.fit.load_options import LoadOptions
-from localchat.measure.comparison import Comparison, QualityTarget
+from localchat.measure.comparison import Comparison
 from localchat.measure.records import VariantQuality
 from localchat.measure.variants import BenchVariant
 from localchat.measure.verdict import verdict
@@ -53,12 +54,12 @@ def measured(*models: Path, kv_types: tuple[str, ...] = ("f16",)) -> list[Varian
     ]
 
     @contextmanager
-    def opened(variant: BenchVariant) -> Iterator[QualityTarget]:
+    def opened(variant: BenchVariant) -> Iterator[Engine]:
         load = LoadOptions(kv_type=variant.settings["kv"], context_tokens=1024, threads=1)
         options = EngineOptions(Path(variant.model), load, backend="llamacpp")
         engine = LocalEngine(options, notify=lambda words: None)
         try:
-            yield QualityTarget(engine)
+            yield engine
         finally:
             engine.close()
 

@@ -157,11 +157,3 @@ def test_slow_changes_of_the_machine_cancel_out_in_pairs() -> None:
 def test_one_round_shows_no_noise() -> None:
     found = difference([200], [100])
     assert found.margin is None and not found.beyond_noise
-
-
-def test_the_step_is_the_usual_pause_shared_by_its_tokens() -> None:
-    """Two tokens at each arrival, and one pause in ten that a prompt of another request makes longer."""
-    gaps = [gap for at in range(20) for gap in (0.0001, 0.5 if at % 10 == 0 else 0.04)]
-    found = figures(LoadResult([sample(0.0, 0.1, gaps)], 0, 2.0), LatencyTarget())
-    assert found.step_ms == pytest.approx(20, rel=0.01)
-    assert found.tpot_ms is not None and found.tpot_ms.p50 > 40

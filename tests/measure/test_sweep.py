@@ -8,7 +8,6 @@ import pytest
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import ContextExceeded
 from localchat.measure.endpoint import BenchEndpoint
-from localchat.measure.memory_roof import MemoryRoof
 from localchat.measure.statistics import PointFigures
 from localchat.measure.sweep import (
     Point,
@@ -40,15 +39,14 @@ class Bench:
         self.engine = engine
         self.shown: list[SweepEvent] = []
         self.opened: list[str] = []
-        self.roof: MemoryRoof | None = None
         given = {"variants": (A,), "shapes": (SHORT,), "requests": 1, **spec}
         self.sweep = Sweep(SweepSpec(**given), self._open, self.shown.append)  # type: ignore[arg-type]
 
     @contextmanager
-    def _open(self, variant: BenchVariant) -> "Iterator[tuple[BenchEndpoint, MemoryRoof | None]]":
+    def _open(self, variant: BenchVariant) -> Iterator[BenchEndpoint]:
         self.opened.append(variant.name)
         with running(self.engine) as (port, _):
-            yield BenchEndpoint(f"http://127.0.0.1:{port}"), self.roof
+            yield BenchEndpoint(f"http://127.0.0.1:{port}")
 
     def run(self) -> list[Point]:
         self.sweep.run()
@@ -75,8 +73,8 @@ def test_every_level_is_measured_once() -> None:
     bench = Bench(words(4), clients=(1, 3), requests=2)
     points = bench.run()
     assert [one.key for one in points] == [
-        PointKey("a", "30+4", 0, 1),
-        PointKey("a", "30+4", 0, 3),
+        PointKey("a", "30+4", 1),
+        PointKey("a", "30+4", 3),
     ]
     assert [one.figures.requests for one in points] == [2, 6]
     assert points[0].figures.completion_tokens == 4
@@ -106,7 +104,7 @@ def test_variants_take_turns_in_both_directions() -> None:
         *(("a", 0), ("b", 0), ("b", 1)),
         *(("a", 1), ("a", 2), ("b", 2)),
     ]
-    assert len(rates(points, PointKey("a", "30+4", 0, 1))) == 3
+    assert len(rates(points, PointKey("a", "30+4", 1))) == 3
 
 
 def test_the_sweep_ends_when_more_clients_bring_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,16 +154,6 @@ def test_a_request_that_the_server_refuses_leaves_its_shape_out() -> None:
     assert isinstance(refused, PointRefused) and refused.key.shape == "9000+2"
 
 
-def test_an_earlier_turn_stands_before_each_request_of_its_client() -> None:
-    bench = Bench(words(2), clients=(2,), contexts=(300,), requests=2)
-    bench.run()
-    own = [text.split("\n") for text in texts(bench.engine) if "\nNoted.\n" in text]
-    openings = [lines[0] for lines in own]
-    assert len(set(openings)) == 2
-    assert len(own) == 2 + 4  # the first fills the cache
-    assert len({lines[-3] for lines in own}) == 6
-
-
 def test_an_interrupted_sweep_keeps_its_points() -> None:
     bench = Bench(words(2), clients=(1, 2, 4))
 
@@ -178,17 +166,6 @@ def test_an_interrupted_sweep_keeps_its_points() -> None:
         bench.run()
     assert [one.key.clients for one in bench.sweep.points] == [1, 2]
     assert bench.sweep.served["a"].model == "scripted"
-
-
-def test_the_share_of_the_roof_counts_weights_once_and_the_cache_of_each() -> None:
-    roof = MemoryRoof(1_000_000, 100, 1e9, measured=True)
-    found = point(100, 4).figures
-    # 11 ms a token: a step reads a million bytes, and 100 for each of 4 * 300 tokens held.
-    assert roof.share(found, 4, 0) == pytest.approx((1_000_000 + 4 * 300 * 100) / 0.011 / 1e9)
-    slow = ScriptedAnswer(("a", "b", "c"), gap_s=0.01)
-    bench = Bench(ScriptedEngine(script=lambda request: slow), clients=(1,))
-    bench.roof = roof
-    assert (bench.run()[0].figures.roof_share or 0) > 0
 
 
 def test_the_round_of_the_median_stands_for_all() -> None:

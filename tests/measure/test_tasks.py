@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from localchat.engine.events import Finished, ToolCall
+from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import UsageError
-from localchat.measure.comparison import Comparison, QualityTarget
+from localchat.measure.comparison import Comparison
 from localchat.measure.records import VariantQuality
 from localchat.measure.tasks import fits, is_right, read_questions, schema_task, tool_task
 from localchat.measure.variants import BenchVariant
@@ -42,8 +43,8 @@ def reader(reach: int) -> Script:
 
 def compared(scripts: dict[str, Script], *tests: str) -> list[VariantQuality]:
     @contextmanager
-    def opened(variant: BenchVariant) -> Iterator[QualityTarget]:
-        yield QualityTarget(ScriptedEngine(scripts[variant.name], context_tokens=1 << 20))
+    def opened(variant: BenchVariant) -> Iterator[Engine]:
+        yield ScriptedEngine(scripts[variant.name], context_tokens=1 << 20)
 
     variants = [BenchVariant(name, name) for name in scripts]
     comparison = Comparison(quality_spec(variants, tests), "", (), opened, lambda progress: None)

@@ -9,7 +9,6 @@ from localchat.measure.workload import (
     SHAPES,
     Shape,
     TokenScale,
-    earlier_turn,
     messages,
     parse_shape,
     prose,
@@ -61,13 +60,6 @@ def test_an_edit_asks_for_the_text_that_it_holds() -> None:
     prompt = text(SHAPES["edit"], "a")
     assert "Write this text again" in prompt
     assert prompt.count("\n") > 10
-
-
-def test_an_earlier_turn_is_as_long_as_asked_for() -> None:
-    question, answer = earlier_turn(1000, SCALE, "a")
-    assert 2.5 * len(question["content"].split()) == pytest.approx(1000, abs=3)
-    assert answer["role"] == "assistant"
-    assert earlier_turn(0, SCALE, "a") == []
 
 
 def test_without_usage_lengths_are_estimates() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from localchat.measure.perplexity import (
     Divergence,
-    EngineScorer,
     ScoredWindow,
+    Scorer,
     perplexity,
     windows,
 )
@@ -31,7 +31,7 @@ def test_figures_are_those_of_transformers(
     theirs = []
     for path in (smollm2, coarse):
         engine = open_engine(path, backend="llamacpp", context_tokens=512)
-        scorer = EngineScorer(engine, bos=True)
+        scorer = Scorer(engine)
         parts = list(windows(scorer.tokens(sample_text()), WINDOW_TOKENS, WINDOWS))
         rows = (tmp_path / f"{path.stem}-{number}" for number in range(WINDOWS))
         ours.append(

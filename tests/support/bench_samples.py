@@ -30,7 +30,7 @@ def point(rate: float, clients: int = 1, *, variant: str = "m", round_: int = 0)
         ttft_ms=Percentiles(40, 60, 80, 45),
         tpot_ms=Percentiles(10, 12, 15, 11),
     )
-    return Point(PointKey(variant, "chat", 0, clients), round_, found)
+    return Point(PointKey(variant, "chat", clients), round_, found)
 
 
 def record(

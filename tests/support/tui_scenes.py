@@ -205,12 +205,6 @@ async def settings(pilot: Pilot[int]) -> None:
     )
 
 
-def weighed(pilot: Pilot[int]) -> bool:
-    """The choices of a parameter are there."""
-    screen: Any = pilot.app.screen
-    return bool(screen.entries.option_count > 3)
-
-
 def theme(name: str) -> dict[str, Any]:
     return {"changes": {"theme": name}, "script": told_in_turn(*ANSWER)}
 
@@ -356,17 +350,13 @@ SCENES: dict[str, Scene] = {
     "queued": Scene(under_way("queued"), {"script": held(Queued(2))}),
     "branches": Scene(branches, RICH),
     "editing": Scene(keys("f6", before=talk), RICH),
-    "panel": Scene(panel, RICH),
-    "panel-explained": Scene(
-        keys("tab", "tab", *["down"] * 6, before=panel), RICH, ((80, 24), (120, 40), (40, 12))
-    ),
+    "panel": Scene(panel, RICH, ((80, 24), (120, 40), (40, 12))),
     "commands": Scene(keys("slash")),
     "commands-narrow": Scene(keys("slash"), sizes=((40, 24),)),
     "command-help": Scene(keys(*"/set ")),
     "attached": Scene(attach),
     "models": Scene(models, {"models": ("tiny", "other", "guide")}, sizes=DIALOG),
     "parameters": Scene(keys("f4"), sizes=DIALOG),
-    "parameter-costs": Scene(keys("f4", "enter", ready=weighed)),
     "settings": Scene(settings, sizes=DIALOG),
     "history": Scene(past, sizes=DIALOG),
     "history-search": Scene(keys(*"norway", before=past), sizes=((80, 24),)),

@@ -38,7 +38,6 @@ from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.steps import MemoryStep
-from localchat.models.assess import ExpectedSpeed
 from localchat.models.onboarding import FirstRun
 from localchat.models.resolve import ResolvedModel
 from localchat.session.context import CatalogEstimate, ModelSetup, SessionContext
@@ -196,8 +195,6 @@ class Stage:
     context_free_bytes: int = 11 * GB
     memory_steps: tuple[MemoryStep, ...] = ()
     """What would make room for a load that does not fit."""
-    speed: ExpectedSpeed | None = None
-    """Of every model."""
 
     @property
     def paths(self) -> Paths:
@@ -266,9 +263,6 @@ class Stage:
         plan = self.plan(self.resolve(None, {}), LoadOptions())
         return CatalogEstimate(plan, plan.weights_bytes)
 
-    def catalog_speed(self, name: str) -> ExpectedSpeed | None:
-        return self.speed
-
     def _remember(self, model: ResolvedModel, info: EngineInfo | None, done: Done | None) -> None:
         self.remembered.append((model.word, info, done))
 
@@ -286,8 +280,6 @@ class Stage:
             notices=self.notices,
             history_file=self.tmp / "history.sqlite3",
             presets=self.presets,
-            speed=lambda setup: self.speed,
-            catalog_speed=self.catalog_speed,
             memory_steps=lambda setup: self.memory_steps,
         )
         settled = self.resolve(None, {})

@@ -6,11 +6,8 @@ from pathlib import Path
 from textual.pilot import Pilot
 from textual.widgets import OptionList
 
-from localchat.chat.conversation import Conversation
-from localchat.engine.request import Message
 from localchat.history.store import History
 from localchat.session.blocks import AnswerBlock
-from localchat.tui.screens import history
 from localchat.tui.screens.history import HistoryScreen
 from tests.support.tui_stage import Stage, app_of, play, say, until
 
@@ -113,12 +110,3 @@ def test_what_another_program_deleted_is_told_and_leaves_the_list(tmp_path: Path
         assert str(about.render()) == "one cannot be restored: it was deleted for good"
 
     play(Stage(tmp_path), what)
-
-
-def test_a_preview_that_is_cut_says_so() -> None:
-    conversation = Conversation(model="tiny")
-    conversation.add(Message("user", "word " * 100), parent=None)
-    conversation.add(Message("assistant", "Yes."), parent=conversation.head)
-    question, answer = history._preview(conversation).split("\n")
-    assert question.endswith("…")
-    assert answer == "  Yes."

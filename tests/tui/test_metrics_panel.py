@@ -8,10 +8,9 @@ from textual.pilot import Pilot
 
 from localchat.engine.events import Prefill, Queued, Text
 from localchat.engine.interface import GpuPart, MemoryParts
-from localchat.metrics import METRICS
 from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.session.engine_status import EngineStatus
-from localchat.tui.widgets.metrics_panel import column_ranges, panel_rows
+from localchat.tui.widgets.metrics_panel import columns_of, panel_sections
 from localchat.tui.widgets.status_bar import status_parts
 from tests.support.tui_stage import DONE, INFO, STATS, Stage, app_of, footer, play, say, told, until
 
@@ -30,7 +29,8 @@ def status_text(status: EngineStatus) -> str:
 
 
 def panel_lines(status: EngineStatus) -> list[str]:
-    return ["".join(piece.text for piece in row.pieces).strip() for row in panel_rows(status, 43)]
+    rows = (row for section in panel_sections(status, 43) for row in section)
+    return ["".join(text for text, _ in row).strip() for row in rows]
 
 
 def test_the_status_bar_uses_the_terms_of_the_field() -> None:
@@ -63,8 +63,6 @@ def test_the_panel_shows_the_terms_of_the_metrics_table() -> None:
         "· free",
     ):
         assert any(line.startswith(term) for line in lines), term
-    for row in panel_rows(answered(), 43):
-        assert not row.metric or METRICS[row.metric].about
 
 
 def test_the_parts_of_the_memory_add_up_to_its_heading() -> None:
@@ -106,19 +104,13 @@ def test_removed_keys_of_the_settings_file_are_reported(tmp_path: Path) -> None:
     play(Stage(tmp_path, notices=notices), what)
 
 
-@pytest.mark.parametrize("height", range(8, 24))
-def test_a_column_ends_neither_after_a_heading_nor_before_a_bar(height: int) -> None:
-    rows = panel_rows(answered(), 43)
-    shown: list[int] = []
-    for column in column_ranges(rows, 0, height, 2):
-        shown += column
-        assert len(column) <= height
-        if column.stop < len(rows):
-            last, following = rows[column.stop - 1], rows[column.stop]
-            assert not last.is_heading
-            assert not last.metric or last.metric != following.metric
-    left_out = set(range(shown[-1])) - set(shown)
-    assert all(rows[index].is_blank for index in left_out)
+def test_two_columns_have_all_sections_whole_and_in_order() -> None:
+    sections = panel_sections(answered(), 43)
+    left, right = columns_of(sections, 2)
+    assert abs(len(left) - len(right)) <= max(map(len, sections))
+    rows = [row for row in (*left, *right) if row]
+    assert rows == [row for section in sections for row in section]
+    assert right[0] in [section[0] for section in sections]
 
 
 @pytest.mark.parametrize(
@@ -162,22 +154,3 @@ def test_metrics_without_room_take_the_place_of_the_conversation(
         assert app.chat.composer.editor.has_focus
 
     play(Stage(tmp_path), what, width, height)
-
-
-def test_the_mouse_marks_metrics_in_both_columns(tmp_path: Path) -> None:
-    async def what(pilot: Pilot[int]) -> None:
-        app = app_of(pilot)
-        await say(pilot, "hi")
-        await pilot.press("ctrl+o")
-        await until(pilot, lambda: app.chat.panel.region.area)
-        await until(pilot, lambda: len(app.chat.panel._rows) > 20)
-        await pilot.hover(app.chat.panel, (5, 4))
-        left = app.chat.panel.marked
-        await pilot.hover(app.chat.panel, (45, 4))
-        assert app.chat.panel.marked == app.chat.panel._column_ranges()[1][4]
-        rows = app.chat.panel._rows
-        shown = app.chat.panel.render_line(4).text
-        for at in (left, app.chat.panel.marked):
-            assert "".join(piece.text for piece in rows[at].pieces).strip() in shown
-
-    play(Stage(tmp_path), what)

@@ -231,12 +231,11 @@ def test_the_scroll_bar_looks_as_textual_draws_it(tmp_path: Path) -> None:
     play(Stage(tmp_path), what, WIDTH, HEIGHT)
 
 
-def test_another_theme_gives_status_and_panel_other_colours(tmp_path: Path) -> None:
+def test_another_theme_gives_status_and_footer_other_colours(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         await say(pilot, "a question")
-        await pilot.press("ctrl+o")
         app = app_of(pilot)
-        widgets: tuple[Widget, ...] = (app.chat.status, app.chat.panel)
+        widgets: tuple[Widget, ...] = (app.chat.status, app.chat.query_one("#footer"))
 
         def looks() -> list[set[str]]:
             return [{str(part.style) for part in one.render_line(0)} for one in widgets]

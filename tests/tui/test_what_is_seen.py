@@ -21,7 +21,7 @@ from localchat.tui.screens.confirm import ConfirmScreen
 from localchat.tui.screens.models import ModelScreen
 from localchat.tui.widgets.charts import sparkline
 from localchat.tui.widgets.composer import Composer
-from localchat.tui.widgets.metrics_panel import panel_rows
+from localchat.tui.widgets.metrics_panel import panel_sections
 from localchat.tui.widgets.status_bar import status_parts
 from localchat.tui.widgets.welcome import Welcome
 from tests.support.scripted_engine import ScriptedAnswer
@@ -283,7 +283,11 @@ def test_panel_and_foot_show_the_progress_of_a_prompt() -> None:
     foot = " ".join(part.text for part in status_parts(status))
     assert "prefill 1,344/3,278" in foot
     assert "21.0 tok/s" in foot
-    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40)]
+    rows = [
+        "".join(text for text, _ in row)
+        for section in panel_sections(status, 40)
+        for row in section
+    ]
     assert any("prefill" in row and "21.0 tok/s" in row for row in rows)
 
 
@@ -319,7 +323,11 @@ def test_foot_and_panel_agree_on_the_kv_cache() -> None:
     status.done, status.stats = DONE, STATS
     status.state = "ready"
     foot = next(part.text for part in status_parts(status) if part.text.startswith("KV"))
-    rows = ["".join(piece.text for piece in row.pieces) for row in panel_rows(status, 40)]
+    rows = [
+        "".join(text for text, _ in row)
+        for section in panel_sections(status, 40)
+        for row in section
+    ]
     (heading,) = (row for row in rows if row.startswith("KV cache"))
     assert heading.split()[-2:] == foot.split()[-2:] == ["6,412/32,768", "(20%)"]
 

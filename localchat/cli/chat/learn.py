@@ -19,7 +19,7 @@ from localchat.errors import FileMissing, UsageError
 from localchat.units import counted, tokens
 
 if TYPE_CHECKING:
-    from localchat.documents.collection import Changes, Collection, Embed, Summary
+    from localchat.documents.collection import Changes, Collection, Summary
     from localchat.documents.library import DocumentLibrary
 
 _CHARACTERS_PER_TOKEN = 4
@@ -29,11 +29,6 @@ _CHARACTERS_PER_TOKEN = 4
 @click.command("learn")
 @click.argument("sources", metavar="[DIR|FILE|URL]...", nargs=-1, shell_complete=complete_file)
 @click.option("--name", metavar="NAME", help="Name for @NAME. Default: that of the folder or file.")
-@click.option(
-    "--embed",
-    metavar="MODEL",
-    help="Embedding model that also finds passages. Default: search by words only.",
-)
 @click.option("--list", "list_", is_flag=True, help="List the indexed documents.")
 @click.option(
     "--forget", metavar="NAME", shell_complete=complete_documents, help="Delete indexed documents."
@@ -45,7 +40,6 @@ def command(
     /,
     sources: tuple[str, ...],
     name: str | None,
-    embed: str | None,
     list_: bool,
     forget: str | None,
     as_json: bool,
@@ -67,7 +61,7 @@ def command(
     elif list_ or not (sources or name):
         _list(app, library, as_json)
     else:
-        _learn(app, library, sources, name, embed)
+        _learn(app, library, sources, name)
 
 
 def _list(app: AppContext, library: "DocumentLibrary", as_json: bool) -> None:
@@ -99,7 +93,6 @@ def _record(name: str, summary: "Summary") -> dict[str, Any]:
         "files": summary.files,
         "characters": summary.length,
         "skipped": summary.skipped,
-        "embedding_model": summary.embedding_model or None,
     }
 
 
@@ -112,7 +105,6 @@ def _learn(
     library: "DocumentLibrary",
     sources: Sequence[str],
     name: str | None,
-    embed: str | None,
 ) -> None:
     """Read the sources, and report what was read."""
     from localchat.documents.collection import is_url
@@ -135,7 +127,7 @@ def _learn(
         with library.open(name, create=True) as collection:
             if not has_name_flag and not is_new:
                 _check_same(collection, locations)
-            changes = _read(app, terminal, collection, locations, embed)
+            changes = _read(app, terminal, collection, locations)
             summary = collection.summary()
             has_text = bool(summary.length)
     finally:
@@ -164,7 +156,6 @@ def _read(
     terminal: Terminal,
     collection: "Collection",
     locations: Sequence[str],
-    embed: str | None,
 ) -> "Changes":
     from localchat.documents.web import fetch
 
@@ -175,19 +166,10 @@ def _read(
         return collection.learn(
             locations,
             fetch=None if _is_offline(app) else fetch,
-            embed=embedder(app),
-            embedding_model=_model_name(embed),
             progress=progress,
         )
     finally:
         terminal.progress("")
-
-
-def _model_name(name: str | None) -> str | None:
-    """Return the name of a model, or the absolute path of a model file."""
-    if name is None or not expand_home(name).is_file():
-        return name
-    return str(expand_home(name).absolute())
 
 
 def _report(terminal: Terminal, name: str, changes: "Changes", summary: "Summary") -> None:
@@ -265,20 +247,3 @@ def _is_offline(app: AppContext) -> bool:
     from localchat.cli.resolve import Inputs
 
     return Inputs(app, {}).settings().settings.offline
-
-
-def embedder(app: AppContext) -> "Embed":
-    """Return a function that embeds texts with a local model or a running server."""
-
-    def embed(model: str, texts: Sequence[str]) -> list[list[float]]:
-        from localchat.cli.resolve import Inputs, open_engine, resolve_inputs
-
-        terminal = Terminal(app.environ, quiet=True)
-        setup = resolve_inputs(Inputs(app, {}, model), terminal)
-        engine = open_engine(setup, "documents", lambda notice: None)
-        try:
-            return list(engine.embed(texts, truncate=True))
-        finally:
-            engine.close()
-
-    return embed

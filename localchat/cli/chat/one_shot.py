@@ -60,13 +60,12 @@ def with_documents(
     """
     if not names:
         return prompt
-    from localchat.cli.chat.learn import embedder
     from localchat.cli.document_options import open_library
     from localchat.session import documents
 
     sent_texts = [message.content for message in sent_messages(conversation)]
     documented = documents.with_documents(
-        open_library(setup.app, embedder(setup.app)),
+        open_library(setup.app),
         names,
         prompt.text,
         question.strip() or prompt.text,

@@ -1,7 +1,7 @@
 """Build the context of a chat session, which resolves, plans and remembers models."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from localchat.fit.hardware import Machine
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
-    from localchat.fit.speed import SpeedHistory
     from localchat.fit.steps import MemoryStep
-    from localchat.model_files.checkpoint import ModelSummary
-    from localchat.models.assess import ExpectedSpeed, FitReport
     from localchat.models.catalog import Catalog
     from localchat.models.onboarding import FirstRun
     from localchat.models.recommended_models import Recommendation
@@ -59,11 +56,6 @@ def session_context(setup: Setup) -> tuple[SessionContext, ModelSetup]:
     def remember(model: ResolvedModel, info: "EngineInfo | None", done: "Done | None") -> None:
         record_use(model, setup.paths, lambda: info, done)
 
-    def embed(model: str, texts: Sequence[str]) -> list[list[float]]:
-        from localchat.cli.chat.learn import embedder
-
-        return embedder(setup.app)(model, texts)
-
     planner = LoadPlanner(setup)
     file = read_settings(setup.paths.settings_file)
     context = SessionContext(
@@ -73,8 +65,6 @@ def session_context(setup: Setup) -> tuple[SessionContext, ModelSetup]:
         request=request_for,
         plan=planner.plan,
         estimate=planner.estimate,
-        speed=planner.speed,
-        catalog_speed=planner.catalog_speed,
         recommended=lambda: _recommended(setup),
         memory_steps=planner.memory_steps,
         first_run=lambda: _first_run(setup),
@@ -83,7 +73,6 @@ def session_context(setup: Setup) -> tuple[SessionContext, ModelSetup]:
         notices=file.notices,
         presets=file.presets,
         mcp_servers=file.mcp_servers,
-        embed=embed,
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
     )
     return context, model_setup(setup)
@@ -112,23 +101,10 @@ class LoadPlanner:
 
     def plan(self, setup: ModelSetup, options: "LoadOptions") -> "MemoryPlan":
         """Return the memory plan of a load, from the headers of the model. Raises LocalchatError."""
-        return self._report(setup, options, None).plan
-
-    def speed(self, setup: ModelSetup) -> "ExpectedSpeed | None":
-        """Return the decode rate of past runs, or else a prediction. Raises LocalchatError."""
-        return self._report(setup, setup.options.load, self._history()).expected_speed
-
-    def _report(
-        self, setup: ModelSetup, options: "LoadOptions", history: "SpeedHistory | None"
-    ) -> "FitReport":
-        """Return the report on a local model, with its speed if there is a history."""
         from localchat.models.assess import assess
 
-        machine = self._usable_machine()
-        has_speed = history is not None
-        return assess(
-            subject_of(setup.model, setup.settings), options, machine, history, speed=has_speed
-        )
+        subject = subject_of(setup.model, setup.settings)
+        return assess(subject, options, self._usable_machine(), None, speed=False).plan
 
     def memory_steps(self, setup: ModelSetup) -> "tuple[MemoryStep, ...]":
         """Return the steps that make room for a model. Raises LocalchatError."""
@@ -144,53 +120,29 @@ class LoadPlanner:
             self._setup.app.environ,
         )
 
-    def _history(self) -> "SpeedHistory":
-        from localchat.fit.speed import SpeedHistory
-
-        return SpeedHistory(self._setup.paths.state_dir)
-
     def estimate(self, name: str) -> CatalogEstimate | None:
-        """Estimate the memory of a catalog model. None if its shape is unknown. Raises LocalchatError."""
-        model = self._published(name)
-        if model is None:
-            return None
-        report = self._catalog_report(model, None, USUAL_LENGTH)
-        return CatalogEstimate(report.plan, model.file_bytes)
+        """Estimate the memory of a catalog model. None if its shape is unknown. Raises LocalchatError.
 
-    def catalog_speed(self, name: str) -> "ExpectedSpeed | None":
-        """Predict the decode rate of a catalog model. Raises LocalchatError."""
-        model = self._published(name)
-        if model is None:
-            return None
-        return self._catalog_report(model, self._history()).expected_speed
-
-    def _published(self, name: str) -> "ModelSummary | None":
+        A usual context is planned, unless the settings name another.
+        """
+        from localchat.models.assess import Subject, assess
         from localchat.models.catalog import read_catalog
         from localchat.models.names import parse
         from localchat.models.published_shapes import published_model
 
         if not self._catalog:
             self._catalog = read_catalog(self._setup.paths)
-        return published_model(parse(name, self._catalog))
-
-    def _catalog_report(
-        self,
-        model: "ModelSummary",
-        history: "SpeedHistory | None",
-        context_tokens: int | None = None,
-    ) -> "FitReport":
-        """Plan a catalog model. `context_tokens` applies unless the settings name a context."""
-        from localchat.models.assess import Subject, assess
-
+        model = published_model(parse(name, self._catalog))
+        if model is None:
+            return None
         settings = self._setup.settings_for((model.name,))
         options = planned_load(settings, self._setup.paths, max_slots=chat_slots(settings))
-        if options.context_tokens is None and context_tokens is not None:
-            max_tokens = model.context_train or context_tokens
-            tokens = min(context_tokens, max_tokens)
+        if options.context_tokens is None:
+            tokens = min(USUAL_LENGTH, model.context_train or USUAL_LENGTH)
             options = msgspec.structs.replace(options, context_tokens=tokens)
         subject = Subject(model.name, model, None, settings.backend)
-        has_speed = history is not None
-        return assess(subject, options, self._usable_machine(), history, speed=has_speed)
+        report = assess(subject, options, self._usable_machine(), None, speed=False)
+        return CatalogEstimate(report.plan, model.file_bytes)
 
     def _usable_machine(self) -> "Machine":
         from localchat.backend_api.registry import usable_machine

@@ -61,11 +61,6 @@ _MAX_CLIENTS: Final = 4096
     "--history", is_flag=True, help="Prompts of your own conversations instead of a shape."
 )
 @click.option(
-    "--context",
-    metavar="LIST",
-    help="Tokens of conversation before each request, for example 0,2k,8k. Default: 0.",
-)
-@click.option(
     "--clients", metavar="LIST", help="Numbers of clients, for example 1,4,16. Default: a sweep."
 )
 @click.option(
@@ -219,7 +214,6 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
     return SweepSpec(
         variants=combinations,
         shapes=shapes,
-        contexts=parse_counts(options["context"], "--context", minimum=0) or (0,),
         clients=parse_counts(options["clients"], "--clients", minimum=1, maximum=_MAX_CLIENTS),
         max_clients=options["max_clients"],
         rounds=options["rounds"] or (3 if len(combinations) > 1 else 1),

@@ -15,10 +15,9 @@ from localchat.units import counted, duration
 if TYPE_CHECKING:
     from localchat.config.prices import Prices
     from localchat.measure.records import BenchRecord
-    from localchat.measure.service_plan import CostSource, ServiceDemand, ServicePlan
+    from localchat.measure.service_plan import AnswerCosts, ServiceDemand, ServicePlan
     from localchat.measure.store import RecordStore
 
-_DEFAULT_TOKENS: Final = 200
 _MIN_RATE: Final = 0.1
 """Rate below which a longer unit of time is clearer."""
 _LONG_MS: Final = 10_000
@@ -43,20 +42,6 @@ _LONG_MS: Final = 10_000
     type=FiniteRange(0, min_open=True),
     metavar="R",
     help="Requests per second of all people together.",
-)
-@click.option(
-    "--in",
-    "prompt_tokens",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Tokens in a prompt. Default: 200.",
-)
-@click.option(
-    "--out",
-    "output_tokens",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Tokens in an answer. Default: 200.",
 )
 @click.option(
     "--ttft",
@@ -86,20 +71,19 @@ _LONG_MS: Final = 10_000
 def command(ctx: click.Context, /, word: str | None, **_: object) -> int:
     """Estimate how many users a model can serve, and at what cost.
 
-    The plan is based on a benchmark of this model: run localchat bench MODEL first.
-    With --users or --rate, plan computes the copies that are needed, otherwise the load that one copy takes.
-    Times are those of requests that arrive at random. Prices are flags, or entries of [prices] in the settings
-    file.
+    The plan is based on a benchmark of this model: run localchat bench MODEL first, with --shape for prompts
+    and answers of your lengths, or --rate for requests that arrive at random. With --users or --rate, plan
+    computes the copies that are needed, otherwise the load that one copy takes. Prices are flags, or entries
+    of [prices] in the settings file.
     """
     from localchat.config.paths import find_paths
-    from localchat.measure.service_plan import make_plan
     from localchat.measure.store import bench_store
 
     environ = app_context(ctx).environ
     demand = _demand(ctx)
     prices = _prices(environ, ctx.params["prices"])
     store = bench_store(find_paths(environ).data_dir)
-    plan = make_plan(_source(store, word, ctx.params["number"]), demand, prices)
+    plan = _plan(store, word, ctx.params["number"], demand, prices)
     if ctx.params["as_json"]:
         print_json(environ, plan)
     else:
@@ -123,8 +107,6 @@ def _demand(ctx: click.Context) -> "ServiceDemand":
     return ServiceDemand(
         requests_per_s=rate,
         every_s=every_s,
-        prompt_tokens=options["prompt_tokens"] or _DEFAULT_TOKENS,
-        output_tokens=options["output_tokens"] or _DEFAULT_TOKENS,
         target=LatencyTarget(
             parse_milliseconds(options["ttft"], "--ttft"),
             parse_milliseconds(options["tpot"], "--tpot"),
@@ -146,18 +128,22 @@ def _prices(environ: Mapping[str, str], arguments: tuple[str, ...]) -> "Prices":
     return msgspec.structs.replace(stored, **flags)
 
 
-def _source(
-    store: "RecordStore[BenchRecord]", model: str | None, number: str | None
-) -> "CostSource":
-    """Return the costs from a benchmark, the newest of the model by default. Raises UsageError."""
-    from localchat.measure.service_plan import measured_source
+def _plan(
+    store: "RecordStore[BenchRecord]",
+    model: str | None,
+    number: str | None,
+    demand: "ServiceDemand",
+    prices: "Prices",
+) -> "ServicePlan":
+    """Plan from a benchmark, by default the newest of the model. Raises UsageError."""
+    from localchat.measure.service_plan import make_plan
 
     if number is not None:
-        return measured_source(store.find(number), model)
+        return make_plan(store.find(number), model, demand, prices)
     for record in reversed(list(store)):
         if model is None or model in record.models:
             try:
-                return measured_source(record, model)
+                return make_plan(record, model, demand, prices)
             except UsageError:
                 continue  # without a usable series; an older one may have it
     name = model or "MODEL"
@@ -169,43 +155,47 @@ def _source(
 
 def _plan_lines(plan: "ServicePlan", width: int | None) -> Iterator[str]:
     """Format the plan of a model."""
+    from localchat.measure.service_plan import p95_ms
+
     demand = plan.demand
-    lengths = f"{demand.prompt_tokens:,.0f} tokens in and {demand.output_tokens:,.0f} out"
+    lengths = f"{plan.prompt_tokens:,.0f} tokens in and {plan.output_tokens:,.0f} out"
     yield f"{plan.model}: requests of {lengths} ({plan.basis})"
-    yield (
-        f"One copy answers {_rate(plan.capacity_per_s)} at most, with {plan.running_at_capacity} running "
-        "at once."
-    )
-    queue = plan.queue
-    if queue is None:
+    measured = plan.measured
+    if measured is None:
         yield (
-            "No number of copies meets the target: a single request takes longer. A smaller model, a faster "
-            "machine or a looser target would."
+            "No number of copies meets the target: every measured load was slower. A smaller model, a faster "
+            "machine, a looser target or a benchmark with fewer --clients would."
         )
         return
+    note = "the most that was measured"
+    if demand.target:
+        note = "the most within the target"
+    yield f"One copy answered {_rate(measured.requests_per_s)} with {measured.load}, {note}."
     users = plan.requests_per_s * demand.every_s
     copies = f"{plan.copies:,} cop{'y' if plan.copies == 1 else 'ies'}"
     serves = "need" if demand.requests_per_s is not None else "are served by"
     yield (
         f"{users:,.0f} people who ask every {demand.every_s:g} s ({_rate(plan.requests_per_s)}) {serves} "
-        f"{copies}, {queue.load:.0%} loaded; {plan.headroom:.0%} is headroom."
+        f"{copies}, {plan.share:.0%} loaded; {1 - plan.share:.0%} is headroom."
     )
-    times = (
-        ("to the first token", queue.ttft_ms.p50, queue.ttft_p95_ms, queue.ttft_ms.p99),
-        ("per token", queue.tpot_ms.p50, queue.tpot_p95_ms, queue.tpot_ms.p99),
-    )
-    rows = [(name, *map(_time, percentiles)) for name, *percentiles in times]
+    rows = [
+        (name, *map(_time, (times.p50, p95_ms(times), times.p99)))
+        for name, times in (
+            ("to the first token", measured.ttft_ms),
+            ("per token", measured.tpot_ms),
+        )
+        if times is not None
+    ]
+    yield f"Times with {measured.load}:"
     yield from table(("TIME", "P50", "P95", "P99"), rows, right=(1, 2, 3), width=width)
-    yield f"A copy has {queue.running:.1f} requests in work on average."
-    length = demand.prompt_tokens + demand.output_tokens
+    length = plan.prompt_tokens + plan.output_tokens
     if plan.conversations is not None:
         room = f"{counted(plan.conversations, 'conversation')} of {length:,.0f} tokens"
         yield f"Its KV cache has room for {room}."
-    yield from _cost_lines(plan, length)
+    yield from _cost_lines(plan.price, length)
 
 
-def _cost_lines(plan: "ServicePlan", length: float) -> Iterator[str]:
-    price = plan.price
+def _cost_lines(price: "AnswerCosts", length: float) -> Iterator[str]:
     costs = [
         (name, cost)
         for name, cost in (

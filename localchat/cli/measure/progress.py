@@ -72,5 +72,4 @@ class MeasureProgress(ProgressDisplay):
 
 
 def _describe(key: "PointKey") -> str:
-    context = f" after {key.context_tokens:,}" if key.context_tokens else ""
-    return f"{key.variant} · {key.shape}{context} · {key.load}"
+    return f"{key.variant} · {key.shape} · {key.load}"

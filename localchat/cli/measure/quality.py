@@ -113,8 +113,7 @@ def command(ctx: click.Context, /, **_: object) -> int:
     Is the smaller model still good? Which quantization should I take?
     Compares each MODEL with the first one: perplexity and KL divergence over a text, JSON and tool calls,
     needles in long texts, and questions of your own. A verdict says whether the model is safe.
-    MODEL is a model of this machine, the address of a running server, or remote:NAME of the settings.
-    --vary kv-type=f16,q8_0 compares settings of one model in the same way.
+    MODEL is a model of this machine. --vary kv-type=f16,q8_0 compares settings of one model in the same way.
     """
     from localchat.config.paths import find_paths
     from localchat.measure.plot import quality_svg
@@ -133,7 +132,6 @@ def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
     from localchat.fit.contention import CpuWatch
     from localchat.measure.comparison import Comparison
     from localchat.measure.records import MachineRecord, QualityRecord, now
-    from localchat.measure.variants import is_running
     from localchat.measure.verdict import failures, parse_gates, verdicts
 
     app = app_context(ctx)
@@ -148,15 +146,10 @@ def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
     began_at = now()
     watch = CpuWatch()
     with MeasureProgress(terminal) as progress:
-        bos = not any(is_running(variant.model) for variant in variants)
         comparison = Comparison(
-            plan.spec, plan.text, plan.questions, targets.open, progress.show_quality, bos
+            plan.spec, plan.text, plan.questions, targets.open, progress.show_quality
         )
         end = run_to_end(comparison.run)
-    others_share = 0.0
-    if not any(is_running(variant.model) for variant in variants):
-        # A running server counts as another program, so the share says nothing.
-        others_share = watch.others_share()
     measured = tuple(comparison.measured)
     if not measured:
         return MeasuredResult(None, end)
@@ -167,7 +160,7 @@ def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
         measured=measured,
         verdicts=tuple(verdicts(measured)),
         complete=end.complete,
-        others_share=others_share,
+        others_share=watch.others_share(),
     )
     missed = [f"gate missed: {failure}" for failure in failures(measured, gates)]
     return MeasuredResult(record, end, missed)
@@ -187,10 +180,15 @@ def _comparison_plan(ctx: click.Context, app: AppContext) -> _ComparisonPlan:
 
     from localchat.measure.records import QualitySpec
     from localchat.measure.tasks import read_questions
-    from localchat.measure.variants import parse_vary, variants
+    from localchat.measure.variants import is_running, parse_vary, variants
 
     options = ctx.params
     models = options["words"] or (default_model(ctx),)
+    if running := next(filter(is_running, models), None):
+        raise UsageError(
+            f"{running} is a running server, and quality loads its models itself",
+            hint="name a model of this machine",
+        )
     combinations = variants(models, parse_vary(options["vary"]), None)
     questions_file: Path | None = options["questions_file"]
     questions = read_questions(questions_file) if questions_file is not None else ()

@@ -5,25 +5,21 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import click
-from msgspec import structs
 
 from localchat.cli.context import app_context
 from localchat.cli.options import given_flags
 from localchat.cli.streams import Terminal
-from localchat.errors import LocalchatError, UsageError
+from localchat.errors import UsageError
 
 if TYPE_CHECKING:
     from localchat.cli.resolve import Setup
     from localchat.config.remotes import Remote
-    from localchat.measure.comparison import QualityTarget
+    from localchat.engine.interface import Engine
     from localchat.measure.endpoint import BenchEndpoint
-    from localchat.measure.memory_roof import MemoryRoof
     from localchat.measure.variants import BenchVariant
 
-_ANSWER_S: Final = 600.0
 _COMMAND_KEYS: Final = ("quiet", "color", "model", "temperature")
 """Settings of the command alone, not of the models that it measures."""
-_SLOTS: Final = 16
 
 
 class _Targets:
@@ -77,11 +73,9 @@ class BenchTargets(_Targets):
         """`loop_guard`: the servers end answers that repeat themselves forever."""
         super().__init__(ctx, terminal)
         self._loop_guard = loop_guard
-        # Each round opens all variants again, but measures the bandwidth only once.
-        self._roofs: dict[str, MemoryRoof | None] = {}
 
     @contextmanager
-    def open(self, variant: "BenchVariant") -> "Iterator[tuple[BenchEndpoint, MemoryRoof | None]]":
+    def open(self, variant: "BenchVariant") -> "Iterator[BenchEndpoint]":
         """Serve the variant during the block. Raises LocalchatError."""
         from localchat.config.parameters import PARAMETERS
         from localchat.measure.endpoint import BenchEndpoint
@@ -90,77 +84,30 @@ class BenchTargets(_Targets):
 
         if is_running(variant.model):
             remote = self._remote(variant)
-            yield BenchEndpoint(remote.url, remote.model, remote.key(self._app.environ)), None
+            yield BenchEndpoint(remote.url, remote.model, remote.key(self._app.environ))
             return
-        if variant.name not in self._roofs:
-            self._roofs[variant.name] = self._roof(variant)
         flags = {
             key: setting_text(flag.value) for key, flag in self._flags.items() if key in PARAMETERS
         }
         settings = {**flags, **variant.settings}
         command = ServerCommand(variant.model, settings, variant.parallel, self._loop_guard)
         with server_process(command, self._app.environ) as server:
-            yield BenchEndpoint(server.url, own=True), self._roofs[variant.name]
-
-    def _roof(self, variant: "BenchVariant") -> "MemoryRoof | None":
-        """Return the memory roof of a variant; None if the planner cannot compute it.
-
-        Raises ModelMissing, DoesNotFit and UsageError, before a server starts in vain.
-        """
-        from localchat.backend_api.registry import usable_machine
-        from localchat.cli.resolve import subject_of
-        from localchat.errors import ModelMissing
-        from localchat.measure.memory_roof import memory_roof
-        from localchat.models.assess import assess
-        from localchat.models.resolve import planned_load
-
-        setup = self._setup(variant)
-        settings = setup.settings
-        try:
-            subject = subject_of(setup.model, settings)
-            machine = usable_machine()
-            options = structs.replace(
-                planned_load(settings, setup.paths, max_slots=variant.parallel or _SLOTS),
-                room_for_slots=True,
-                more_slots=variant.parallel is None,
-            )
-            plan = assess(subject, options, machine, None, speed=False).plan
-            return memory_roof(setup.model.path, subject.model, plan, machine)
-        except (ModelMissing, UsageError):
-            raise
-        except LocalchatError:  # a model of a backend whose files we cannot read
-            return None
+            yield BenchEndpoint(server.url, own=True)
 
 
 class QualityTargets(_Targets):
-    """Opens the engine of a variant, or a client of its running server."""
+    """Opens the engine of a variant."""
 
     @contextmanager
-    def open(self, variant: "BenchVariant") -> "Iterator[QualityTarget]":
+    def open(self, variant: "BenchVariant") -> "Iterator[Engine]":
         """Open the variant during the block. Raises LocalchatError."""
         from localchat.cli.resolve import engine_options
-        from localchat.engine.remote.client import RemoteClient
-        from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
-        from localchat.measure.comparison import QualityTarget
-        from localchat.measure.variants import is_running
 
-        if not is_running(variant.model):
-            engine = self._app.open_engine(engine_options(self._setup(variant)), _ignore_notice)
-            try:
-                yield QualityTarget(engine)
-            finally:
-                engine.close()
-            return
-        remote = self._remote(variant)
-        key = remote.key(self._app.environ)
-        options = RemoteOptions(remote.url, remote.model, key)
-        remote_engine = RemoteEngine(options, notify=_ignore_notice)
-        client = RemoteClient(remote.url, key, _ANSWER_S)
+        engine = self._app.open_engine(engine_options(self._setup(variant)), _ignore_notice)
         try:
-            yield QualityTarget(remote_engine, client)
+            yield engine
         finally:
-            client.close()
-            remote_engine.close()
+            engine.close()
 
 
 def _ignore_notice(_: str) -> None:

@@ -209,10 +209,6 @@ def speed_lines(verdict: "FitReport") -> Iterator[str]:
         yield f"{speed.words[0].upper()}{speed.words[1:]}, {speed.basis}."
     else:
         yield f"{NO_SPEED}."
-    if verdict.layers_tokens_per_s is not None:
-        yield (
-            f"With whole layers in RAM instead of experts, about {rate(verdict.layers_tokens_per_s)}."
-        )
 
 
 def _bar_cells() -> int:

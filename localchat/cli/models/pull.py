@@ -63,10 +63,11 @@ def pull(
     name: str, inputs: "Inputs", terminal: Terminal, *, ask: Ask, as_json: bool = False
 ) -> bool:
     """Download a model. Return False if the user declines. Raises LocalchatError, KeyboardInterrupt."""
-    from localchat.cli.models.pull_progress import view_for
+    from localchat.cli.models.pull_progress import JsonView, ProgressView
     from localchat.config.settings import offline_reason
 
-    with view_for(terminal, as_json=as_json) as view:
+    view: PullView = JsonView(terminal) if as_json else ProgressView(terminal)
+    with view:
         try:
             reference = _reference(name, inputs)
             if by := offline_reason(inputs.settings(), inputs.app.environ):
@@ -162,7 +163,7 @@ def _show_verdict(
     from localchat.cli.resolve import chat_slots
     from localchat.fit.speed import SpeedHistory
     from localchat.models.assess import Subject, assess
-    from localchat.models.hub.events import FitAssessed, Note
+    from localchat.models.hub.events import Note
     from localchat.models.hub.remote_header import read_remote_header
     from localchat.models.resolve import planned_load
 
@@ -179,7 +180,7 @@ def _show_verdict(
     except LocalchatError as problem:
         view.show(Note(f"unknown whether the model will run here: {problem.message}"))
         return True
-    view.show(FitAssessed(choice.name, **verdict.record()))
+    view.show_verdict(verdict)
     return verdict.plan.fits
 
 

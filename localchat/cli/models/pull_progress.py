@@ -1,6 +1,6 @@
 """Views of a pull: a progress bar with sentences, or lines of JSON."""
 
-from typing import Protocol, assert_never
+from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 import msgspec
 
@@ -9,7 +9,6 @@ from localchat.cli.terminal_bar import ProgressDisplay
 from localchat.errors import LocalchatError
 from localchat.models.hub.events import (
     Checking,
-    FitAssessed,
     Note,
     Progress,
     PullEvent,
@@ -18,30 +17,8 @@ from localchat.models.hub.events import (
 )
 from localchat.units import duration, rate, size, sizes
 
-
-class PullView(Protocol):
-    """Shows the events of one pull. It is a context manager around the pull."""
-
-    def show(self, event: PullEvent) -> None: ...
-
-    def failed(self, problem: LocalchatError) -> None:
-        """Report that the pull failed. The command itself prints the error to stderr."""
-        ...
-
-    def stopped(self, name: str) -> None:
-        """Report that the user pressed Ctrl+C."""
-        ...
-
-    def __enter__(self) -> "PullView": ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def view_for(terminal: Terminal, *, as_json: bool) -> PullView:
-    """Return the view that suits the streams."""
-    if as_json:
-        return JsonView(terminal)
-    return ProgressView(terminal)
+if TYPE_CHECKING:
+    from localchat.models.assess import FitReport
 
 
 class JsonView:
@@ -57,9 +34,15 @@ class JsonView:
         pass
 
     def show(self, event: PullEvent) -> None:
+        """Print an event."""
         self._print(event)
 
+    def show_verdict(self, report: "FitReport") -> None:
+        """Print whether the model will run here, with the fields of `fit --json`."""
+        self._print({"event": "verdict", "name": report.name, **report.record()})
+
     def failed(self, problem: LocalchatError) -> None:
+        """Print the error, which the command itself also prints to stderr."""
         line = {
             "event": "error",
             "code": problem.code,
@@ -80,13 +63,14 @@ class ProgressView(ProgressDisplay):
     """Draws one bar for all files on stderr. Sentences appear above it."""
 
     def show(self, event: PullEvent) -> None:
+        """Draw the progress, or print the sentence of another event."""
         match event:
             case Progress():
                 self.status(_line(event), event.done_bytes, event.total_bytes)
             case PullFinished():
                 self.close()
                 self.say(_sentence(event))
-            case PullStarted() | FitAssessed() | Checking() | Note():
+            case PullStarted() | Checking() | Note():
                 self.say(_sentence(event))
             case _:
                 assert_never(event)
@@ -95,9 +79,17 @@ class ProgressView(ProgressDisplay):
         """Remove the bar. The command prints the error."""
         self.close()
 
+    def show_verdict(self, report: "FitReport") -> None:
+        """Print whether the model will run here."""
+        self.say(_verdict(report))
+
     def stopped(self, name: str) -> None:
+        """Print how to resume a pull after Ctrl+C."""
         self.close()
         self.say(f"stopped; localchat pull {name} resumes the download")
+
+
+PullView: TypeAlias = JsonView | ProgressView
 
 
 def _line(event: Progress) -> str:
@@ -109,10 +101,8 @@ def _line(event: Progress) -> str:
     return " · ".join(words)
 
 
-def _sentence(event: PullStarted | FitAssessed | Checking | Note | PullFinished) -> str:
+def _sentence(event: PullStarted | Checking | Note | PullFinished) -> str:
     match event:
-        case FitAssessed():
-            return _verdict(event)
         case PullStarted():
             details = [size(event.total_bytes)]
             if len(event.files) > 1:
@@ -139,18 +129,19 @@ def _finish_sentence(event: PullFinished) -> str:
     return f"{event.name} is downloaded (the hub has no hash to verify it): {command}"
 
 
-def _verdict(event: FitAssessed) -> str:
+def _verdict(report: "FitReport") -> str:
     """Return one line if the model fits, and otherwise also what would help."""
-    if event.missing:
-        return "\n  ".join((f"{event.name} will not run here: {event.missing}", *event.advice))
-    memory = f"{size(event.total_bytes)} of {size(event.free_bytes)} free"
-    if not event.fits:
-        context = f"with {event.context_tokens:,} tokens of context"
-        return "\n  ".join((f"{event.name} will not fit: {memory}, {context}", *event.advice))
-    summary = f"{memory}, {event.context_tokens:,} tokens of context"
-    if event.expected_range is not None:
-        low, high = event.expected_range
-        summary += f", between {rate(low)} and {rate(high)}"
-    elif event.expected_tokens_per_s is not None:
-        summary += f", about {rate(event.expected_tokens_per_s)}"
-    return f"{event.name} will fit: {summary}. {event.why}"
+    plan = report.plan
+    if plan.missing:
+        return "\n  ".join((f"{report.name} will not run here: {plan.missing}", *plan.advice))
+    memory = f"{size(plan.total_bytes)} of {size(plan.free_bytes)} free"
+    if not plan.fits:
+        context = f"with {plan.context_tokens:,} tokens of context"
+        return "\n  ".join((f"{report.name} will not fit: {memory}, {context}", *plan.advice))
+    summary = f"{memory}, {plan.context_tokens:,} tokens of context"
+    speed = report.expected_speed
+    if speed is not None and speed.is_measured:
+        summary += f", about {rate(speed.tokens_per_s)}"
+    elif speed is not None:
+        summary += f", between {rate(speed.low)} and {rate(speed.high)}"
+    return f"{report.name} will fit: {summary}. {report.why}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("quantize")
 @click.argument("model_name", metavar="MODEL", shell_complete=complete_model)
-@click.argument("out", type=UserPath(path_type=Path), metavar="[FILE]", required=False)
+@click.argument("output", type=UserPath(path_type=Path), metavar="[FILE]", required=False)
 @click.option(
     "-t",
     "--type",
@@ -29,21 +29,13 @@ if TYPE_CHECKING:
     required=True,
     help="Quantization to write, such as Q4_K_M, Q8_0 or F16.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Same as the second argument.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def command(
     app: AppContext,
     model_name: str,
-    out: Path | None,
-    quantization: str,
     output: Path | None,
+    quantization: str,
     as_json: bool,
 ) -> None:
     """Write a model as a GGUF file in another quantization.
@@ -61,9 +53,6 @@ def command(
     from localchat.model_files.checkpoint import is_checkpoint, read_summary
     from localchat.models.index import find_model, read_index
 
-    if out is not None and output is not None:
-        raise UsageError("the new file is named twice, as an argument and by -o")
-    output = output or out
     follow_library_setting(app)
     paths = find_paths(app.environ)
     quantizers = [backend.quantizer() for backend in find_backends().values()]
@@ -140,7 +129,7 @@ def _written(quantization: str, quantizer: "Quantizer") -> str:
 def _check_target(target: Path, needed_bytes: int) -> None:
     """Raise LocalchatError if the file exists, or if the disk has no room for it."""
     if target.exists():
-        raise UsageError(f"{target} exists already", hint="give another name with -o, or remove it")
+        raise UsageError(f"{target} exists already", hint="give another FILE, or remove it")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(target.parent).free
@@ -150,7 +139,7 @@ def _check_target(target: Path, needed_bytes: int) -> None:
         raise LocalchatError(
             f"{target.name} needs {size(needed_bytes)} on the disk, and {size(free_bytes)} are free in "
             f"{target.parent}",
-            hint="make room, or write to another disk with -o",
+            hint="make room, or give a FILE on another disk",
         )
 
 

@@ -205,7 +205,7 @@ def _server(
         view.status(f"loading {word}")
         parallel = parallel or _slots(ctx, word)
     servers = BenchTargets(ctx, terminal, loop_guard=True)
-    with servers.open(BenchVariant(word, word, {}, parallel)) as (endpoint, _):
+    with servers.open(BenchVariant(word, word, {}, parallel)) as endpoint:
         url = base_url(endpoint.url)
         model = endpoint.model or first_model(url, endpoint.key)
         name = word

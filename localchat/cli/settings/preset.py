@@ -1,4 +1,4 @@
-"""Command `localchat config preset`: list and change the presets of the settings file."""
+"""Command `localchat config preset`: list, add and remove the presets of the settings file."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from localchat.suggestions import did_you_mean
 
 @click.group("preset", cls=DefaultGroup, invoke_without_command=True)
 def command() -> None:
-    """List and edit presets, which @NAME applies.
+    """List, add and remove presets, which @NAME applies.
 
     \b
     localchat config preset add sum -s "You are brief." --template "Sum this up: {input}"
@@ -27,7 +27,7 @@ def command() -> None:
     localchat @sum "a text"
 
     A preset consists of settings (such as instructions, model and sampling) and a template of the question.
-    Flags override it. Presets are stored in the settings file under [presets.NAME].
+    Flags override it. Presets are stored in the settings file under [presets.NAME], where you can change them.
     """
 
 
@@ -46,81 +46,29 @@ def list_presets(app: AppContext, as_json: bool) -> None:
         tell("localchat: there are no presets; localchat config preset add NAME creates one")
 
 
-@command.command("show")
-@click.argument("name", shell_complete=complete_preset)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.pass_obj
-def show(app: AppContext, name: str, as_json: bool) -> None:
-    """Print one preset."""
-    record = _record(_preset(app, name))
-    if as_json:
-        print_json(app.environ, record)
-    else:
-        print_lines(app.environ, (f"{key}: {value}" for key, value in record.items()))
-
-
-def _change_options(function: Any) -> Any:  # noqa: ANN401 - a decorator keeps the type
-    function = engine_options(with_model=True, cls=SharedOption)(function)
-    return click.option(
-        "--template", metavar="TEXT", help="The question, with {input} for the text."
-    )(function)
-
-
 @command.command("add")
 @click.argument("name")
-@_change_options
+@engine_options(with_model=True, cls=SharedOption)
+@click.option("--template", metavar="TEXT", help="The question, with {input} for the text.")
 @click.pass_context
 def add(ctx: click.Context, /, name: str, **_: object) -> None:
     """Add a preset with these flags."""
     app = app_context(ctx)
-    if name.removeprefix("@") in read_presets(app):
+    name = name.removeprefix("@")
+    file = find_paths(app.environ).settings_file
+    if name in read_presets(app):
         raise UsageError(
             f"there is a preset {name!r} already",
-            hint=f"localchat config preset edit {name} changes it",
+            hint=f"change it in {file}, or remove it first: localchat config preset rm {name}",
         )
     from localchat.cli.document_options import open_library
 
-    if name.removeprefix("@") in open_library(app).names():
+    if name in open_library(app).names():
         raise UsageError(
-            f"there are documents @{name.removeprefix('@')} already",
+            f"there are documents @{name} already",
             hint="take another name; localchat learn --list shows them",
         )
-    _write(ctx, app, name.removeprefix("@"))
-
-
-@command.command("edit")
-@click.argument("name", shell_complete=complete_preset)
-@click.option("--unset", multiple=True, metavar="KEY", help="Remove a key. Repeatable.")
-@_change_options
-@click.pass_context
-def edit(ctx: click.Context, /, name: str, unset: tuple[str, ...], **_: object) -> None:
-    """Change the settings that these flags name."""
-    app = app_context(ctx)
-    preset = _preset(app, name)
-    keys = set(preset.values)
-    if preset.template:
-        keys.add(TEMPLATE)
-    for key in unset:
-        if key not in keys:
-            raise UsageError(
-                f"@{preset.name} has no {key!r}", hint=did_you_mean(key, keys) if keys else ""
-            )
-    _write(ctx, app, preset.name, unset)
-
-
-@command.command("rm")
-@click.argument("name", shell_complete=complete_preset)
-@click.pass_obj
-def remove(app: AppContext, name: str) -> None:
-    """Remove a preset."""
-    file = find_paths(app.environ).settings_file
-    remove_preset(file, _preset(app, name).name)
-    tell(f"localchat: removed @{name.removeprefix('@')} from {file}")
-
-
-def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...] = ()) -> None:
-    texts: dict[str, object | None] = dict.fromkeys(unset)
-    texts |= {key: setting.value for key, setting in given_flags(ctx).items()}
+    texts: dict[str, object] = {key: setting.value for key, setting in given_flags(ctx).items()}
     if ctx.params[TEMPLATE] is not None:
         texts[TEMPLATE] = ctx.params[TEMPLATE]
     if not texts:
@@ -128,12 +76,15 @@ def _write(ctx: click.Context, app: AppContext, name: str, unset: tuple[str, ...
             "a preset needs at least one flag to set",
             hint=f'as in localchat config preset add {name} -s "You are brief." --template "Sum up: {{input}}"',
         )
-    file = find_paths(app.environ).settings_file
     write_preset(file, name, texts)
     tell(f"localchat: wrote @{name} to {file}")
 
 
-def _preset(app: AppContext, name: str) -> Preset:
+@command.command("rm")
+@click.argument("name", shell_complete=complete_preset)
+@click.pass_obj
+def remove(app: AppContext, name: str) -> None:
+    """Remove a preset."""
     presets = read_presets(app)
     name = name.removeprefix("@")
     if name not in presets:
@@ -141,7 +92,9 @@ def _preset(app: AppContext, name: str) -> Preset:
         if presets:
             hint = did_you_mean(name, presets)
         raise UsageError(f"there is no preset {name!r}", hint=hint)
-    return presets[name]
+    file = find_paths(app.environ).settings_file
+    remove_preset(file, name)
+    tell(f"localchat: removed @{name} from {file}")
 
 
 def _record(preset: Preset) -> dict[str, Any]:

@@ -6,10 +6,26 @@ The topics of scripts/tools/guide have the corrected answers, so the next traini
 from typing import Final
 
 CORRECTIONS: Final = {
+    "In a preset it is `localchat preset edit NAME --unset KEY`.": (
+        "In a preset, delete its line in the settings file."
+    ),
+    ", `localchat preset show NAME` prints one, `localchat preset edit NAME` changes what its flags name (such "
+    "as `--temperature 0.2`), and `localchat preset rm NAME` removes it. They stand in the settings file under "
+    "`[presets.NAME]`.": (
+        ", and `localchat config preset rm NAME` removes one. They are in the settings file under "
+        "`[presets.NAME]`, where you can change them."
+    ),
+    "every action by name, with its key, and your conversations and models.": (
+        "every action by name, with its key, and every setting."
+    ),
+    "`F4` opens the parameters and what they cost.": (
+        "`F4` opens the parameters of this conversation."
+    ),
     "localchat cp ": "localchat config cp ",
     "localchat preset ": "localchat config preset ",
     "localchat completion ": "localchat config completion ",
     "licence": "license",
+    "passages by their words, or with `--embed MODEL` by meaning, and": "passages by their words, and",
     "localchat converts nothing: llama.cpp's own tools (`convert_hf_to_gguf.py`, `llama-quantize`) make"
     " a GGUF and quantize it; then": (
         "`localchat quantize MODEL --type Q4_K_M` writes a GGUF in another quantization. `localchat "

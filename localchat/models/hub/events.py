@@ -26,48 +26,6 @@ class PullStarted(msgspec.Struct, frozen=True, tag_field="event", tag="found"):
     total_bytes: int
 
 
-class FitAssessed(msgspec.Struct, frozen=True, tag_field="event", tag="verdict"):
-    """Verdict on whether the model will run here, with the fields of `fit --json`.
-
-    Size: the JSON of `fit` has these keys.
-    """
-
-    name: str
-    backend: str
-    why: str
-    alternatives: tuple[str, ...]
-    fits: bool
-    missing: str | None
-    context_tokens: int
-    max_context_tokens: int
-    kv_type: str
-    weights_bytes: int
-    kv_bytes: int
-    compute_bytes: int
-    overhead_bytes: int
-    total_bytes: int
-    free_bytes: int
-    memory_bytes: int
-    others_bytes: int
-    gpu_layers: int
-    layers: int
-    gpu_bytes: int
-    gpu_free_bytes: int
-    experts_on_cpu: int
-    gpu_shares: list[int]
-    """Layers of each of several GPUs."""
-    layers_tokens_per_s: float | None
-    expected_tokens_per_s: float | None
-    expected_by: str | None
-    expected_range: list[float] | None
-    """Ends of the range of a prediction, in tokens per second. None for a measured speed."""
-    advice: tuple[str, ...]
-    notes: tuple[str, ...]
-    kv_tokens: int | None
-    conversations: dict[str, int]
-    """Conversations that the KV cache stores at once, by their length in tokens."""
-
-
 class Checking(msgspec.Struct, frozen=True, tag_field="event", tag="checking"):
     """The bytes of an earlier download are read again to hash the whole file."""
 
@@ -106,7 +64,7 @@ class PullFinished(msgspec.Struct, frozen=True, tag_field="event", tag="done"):
     """Why it cannot be run, as far as its first bytes show. Empty if they look right."""
 
 
-PullEvent: TypeAlias = PullStarted | FitAssessed | Checking | Progress | Note | PullFinished
+PullEvent: TypeAlias = PullStarted | Checking | Progress | Note | PullFinished
 EventSink: TypeAlias = Callable[[PullEvent], None]
 
 

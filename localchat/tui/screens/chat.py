@@ -453,9 +453,9 @@ class ChatScreen(Screen[None]):
     def _open_parameters(self) -> None:
         from localchat.tui.screens.parameters import ParameterScreen
 
-        def closed(changes: dict[str, str] | None) -> None:
+        def closed(changes: dict[str, str | None] | None) -> None:
             if changes:
-                self.change(None, changes)
+                self.change(None, {key: text or "" for key, text in changes.items()})
 
         self.app.push_screen(ParameterScreen(self.session), closed)
 
@@ -555,8 +555,6 @@ class ChatScreen(Screen[None]):
                 self.run_command(argument)
             case "write":
                 self.composer.write(argument)
-            case "open":
-                self.open_conversation(argument)
             case "action":
                 self._call_from_any_thread(self.run_action, argument)
             case _:

@@ -21,7 +21,6 @@ _TITLES = {
     "app": "",
     "composer": "While you write",
     "transcript": "In the chat (Tab goes there)",
-    "panel": "In the panel",
     "models": "In the list of models",
     "history": "In the list of conversations",
 }

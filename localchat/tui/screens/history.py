@@ -1,7 +1,6 @@
 """History screen: search, resume, rename, delete and restore conversations."""
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -13,7 +12,6 @@ from textual.binding import BindingType
 from textual.content import Content
 from textual.widgets import Input
 
-from localchat.chat.titles import without_inclusions
 from localchat.errors import LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.tui.keymap import bindings
@@ -21,15 +19,11 @@ from localchat.tui.screens.list_dialog import ListDialog
 from localchat.units import counted, moment
 
 if TYPE_CHECKING:
-    from localchat.chat.conversation import Conversation
     from localchat.history.queries import ConversationSummary, SearchHit
     from localchat.history.store import History
 
 _MAX_SHOWN = 100
 """Conversations that are listed first, and that each end of the list adds."""
-_PREVIEW_CHARACTERS = 110
-_PREVIEW_AFTER_S = 0.05
-_FENCE = re.compile(r"^ *```.*$", re.MULTILINE)
 _MATCH_STYLE = "bold $accent"
 
 
@@ -51,7 +45,6 @@ class HistoryScreen(ListDialog[str]):
         self._renaming: str | None = None
         self._limit = _MAX_SHOWN
         self._has_more = False
-        self._previews: dict[str, str] = {}
 
     def on_mount(self) -> None:
         # Textual also calls `ListDialog.on_mount`, which fills the list.
@@ -64,7 +57,6 @@ class HistoryScreen(ListDialog[str]):
         except LocalchatError:
             return  # the chat says what is wrong
         if was_behind and self.is_open:
-            self._previews.clear()
             self.fill(self.query_one("#filter", Input).value)
 
     def fill(self, text: str) -> None:
@@ -112,25 +104,10 @@ class HistoryScreen(ListDialog[str]):
         if summary is None:
             return ""
         messages = counted(summary.messages, "message")
-        line = (
+        return (
             f"{messages} · {_model_name(summary.model)} · "
             f"begun {moment(summary.created_s)} · {_short(id_)}"
         )
-        if id_ not in self._previews:
-            self._read_preview(id_)
-        return f"{line}\n{self._previews.get(id_, '')}".rstrip()
-
-    @work(exclusive=True, group="preview")
-    async def _read_preview(self, id_: str) -> None:
-        """Show the last words of a conversation, once they are read."""
-        await asyncio.sleep(_PREVIEW_AFTER_S)  # not for each one that is passed on the way
-        try:
-            conversation = await asyncio.to_thread(self._history.load, id_)
-        except LocalchatError:
-            return  # opening it says what is wrong
-        self._previews[id_] = _preview(conversation)
-        if self.is_open and self.marked == id_ and self.shows_entry:
-            self.show_about()
 
     def entry_chosen(self, id_: str) -> None:
         if self._renaming is None:
@@ -194,21 +171,6 @@ class HistoryScreen(ListDialog[str]):
             self._fill("")
             return
         self.dismiss(None)
-
-
-def _preview(conversation: "Conversation") -> str:
-    """Return the last question and the beginning of its answer, a line each."""
-    lines: list[str] = []
-    for role, sign in (("user", "▌ "), ("assistant", "  ")):
-        nodes = [node for node in conversation.path() if node.message.role == role]
-        if nodes:
-            prose = _FENCE.sub("", without_inclusions(nodes[-1]))
-            text = " ".join(prose.replace("`", "").split())
-            shown = sanitize_line(text[:_PREVIEW_CHARACTERS])
-            if len(text) > _PREVIEW_CHARACTERS:
-                shown += "…"
-            lines.append(f"{sign}{shown}")
-    return "\n".join(lines)
 
 
 def _in_days(

@@ -1,7 +1,7 @@
 """Model screen: local models, models of other programs and the catalogue, each with its memory verdict."""
 
 import asyncio
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
@@ -17,12 +17,11 @@ from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize_line
 from localchat.tui.keymap import bindings
 from localchat.tui.screens.list_dialog import ListDialog
-from localchat.units import rate, size, tokens
+from localchat.units import size, tokens
 
 if TYPE_CHECKING:
     from localchat.fit.load_options import LoadOptions
     from localchat.fit.memory_plan import MemoryPlan
-    from localchat.models.assess import ExpectedSpeed
     from localchat.models.catalog import CatalogEntry
     from localchat.session.context import ModelSetup, SessionContext
     from localchat.tui.screens.used_models import UsedModels
@@ -58,14 +57,11 @@ class FitVerdict(NamedTuple):
     size_bytes: int
     fits: bool | None = None
     """True if the model fits. None if unknown."""
-    speed: "ExpectedSpeed | None" = None
-    """Measured or expected speed. None if unknown."""
 
 
 _MARKS = {"here": "○", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}
 _NARROW = 60
 _WITH_MEMORY = 80
-_WITH_SPEED = 100
 _WITH_WORDS = 120
 """Widths of the window from which a line shows more than whether the model fits."""
 _MAX_NAME_CELLS = 40
@@ -173,8 +169,7 @@ class ModelScreen(ListDialog[ModelChoice]):
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
         cells = self.app.size.width
         is_narrow = cells < _NARROW
-        speed = self._speed_column(verdict)
-        width = min(_name_cells(cells, len(speed)), self._longest_name)
+        width = min(_name_cells(cells), self._longest_name)
         name = sanitize_line(_label(entry))
         is_recommended = entry.name in self._recommended and entry.kind == "catalogue"
         words = _shortened(verdict.words, cells)
@@ -192,7 +187,6 @@ class ModelScreen(ListDialog[ModelChoice]):
         if verdict.fits is False:
             style = "$error"
         if is_recommended:
-            speed = ""
             file_size = ""
             style = "$success"
         used = ""
@@ -218,7 +212,6 @@ class ModelScreen(ListDialog[ModelChoice]):
             (f"{mark} ", mark_style),
             f"{name:<{width}}",
             (f" {file_size} ", "$foreground 70%"),
-            (speed, "$accent"),
             (" · ".join(filter(None, parts)), style),
         )
 
@@ -234,18 +227,6 @@ class ModelScreen(ListDialog[ModelChoice]):
                 summaries = {name: words.replace(long, short) for name, words in summaries.items()}
         return summaries
 
-    def _speed_column(self, verdict: FitVerdict) -> str:
-        """Return the speed as a column. Empty in a narrow window, or if no speed is known."""
-        speeds = [other.speed for other in self._verdicts.values() if other.fits]
-        if self.app.size.width < _WITH_SPEED or not any(speeds):
-            return ""
-        text = ""
-        if verdict.fits and verdict.speed is not None:
-            text = rate(verdict.speed.tokens_per_s)
-            if not verdict.speed.is_measured:
-                text = f"~{text}"
-        return f"{text:>13}  "
-
     def about(self, id_: str) -> str:
         entry = self._models.get(id_)
         if entry is None:
@@ -256,8 +237,6 @@ class ModelScreen(ListDialog[ModelChoice]):
             return text
         if verdict.words:
             text += f"\n{verdict.words}"
-        if verdict.fits and verdict.speed is not None:
-            text += f", {verdict.speed.words}, {verdict.speed.basis}"
         return text
 
     def text_entered(self, text: str) -> None:
@@ -301,18 +280,11 @@ class ModelScreen(ListDialog[ModelChoice]):
             self._room = room = await asyncio.to_thread(_room_bytes)
             await self._recommend()
             self._refill()
-            while (entry := self._next(self._verdicts)) is not None:
+            while (entry := self._next()) is not None:
                 verdict = await asyncio.to_thread(_verdict, self._session_context, entry, room)
                 self._verdicts[entry.name] = verdict
                 self._show_verdict(entry)
             self._refill()  # the verdicts may change the sections
-            # Speeds come last, because the first one may take a second.
-            done = {name for name, verdict in self._verdicts.items() if not verdict.fits}
-            while (entry := self._next(done)) is not None:
-                done.add(entry.name)
-                speed = await asyncio.to_thread(_speed, self._session_context, entry)
-                if speed is not None:
-                    self._add_speed(entry, speed)
             self.verdicts_complete = True
 
     async def _recommend(self) -> None:
@@ -335,14 +307,6 @@ class ModelScreen(ListDialog[ModelChoice]):
                 self._models[entry.name] = entry
             self._recommended[entry.name] = recommendation.summary
 
-    def _add_speed(self, entry: ModelEntry, speed: "ExpectedSpeed") -> None:
-        is_first = not any(verdict.speed for verdict in self._verdicts.values())
-        self._verdicts[entry.name] = self._verdicts[entry.name]._replace(speed=speed)
-        if is_first:
-            self._refill()  # every line gets a column of speeds
-        else:
-            self._show_verdict(entry)
-
     def _show_verdict(self, entry: ModelEntry) -> None:
         """Redraw the line of a model, and its text below the list if marked."""
         if self._shows(entry.name):
@@ -351,12 +315,14 @@ class ModelScreen(ListDialog[ModelChoice]):
             if entry.name == self.marked and self.shows_entry:
                 self.show_about()
 
-    def _next(self, done: Container[str]) -> ModelEntry | None:
-        """Return the next model that is not done: the marked one, the shown ones, then others."""
+    def _next(self) -> ModelEntry | None:
+        """Return the next model without a verdict: the marked one, the shown ones, then others."""
         shown = (option.id for option in self.entries.options)
         for name in (self.marked, *shown, *self._models):
             entry = self._models.get(name or "")
-            if entry is not None and entry.kind != "unusable" and entry.name not in done:
+            if entry is None or entry.kind == "unusable":
+                continue
+            if entry.name not in self._verdicts:
                 return entry
         return None
 
@@ -435,8 +401,8 @@ def _bytes_of(path: Path) -> int:
     return 0
 
 
-def _name_cells(cells: int, speed: int) -> int:
-    """Return the width of the names' column beside a column of speeds.
+def _name_cells(cells: int) -> int:
+    """Return the width of the names' column.
 
     The width of the list is that of dialog.tcss. The rest of a line is a mark, the size of the file, and the
     verdict.
@@ -449,7 +415,7 @@ def _name_cells(cells: int, speed: int) -> int:
     other_cells = 42
     if cells >= _WITH_WORDS:
         other_cells = 50
-    return min(_MAX_NAME_CELLS, line - other_cells - speed)
+    return min(_MAX_NAME_CELLS, line - other_cells)
 
 
 def _line_cells(cells: int) -> int:
@@ -520,16 +486,6 @@ def _usual_context(context: "SessionContext", setup: "ModelSetup") -> "LoadOptio
         return load
     trained = context.plan(setup, load).context_tokens
     return msgspec.structs.replace(load, context_tokens=min(USUAL_LENGTH, trained))
-
-
-def _speed(context: "SessionContext", entry: ModelEntry) -> "ExpectedSpeed | None":
-    """Return the decode rate of a model that fits, or None. May take a second."""
-    try:
-        if entry.kind == "catalogue":
-            return context.catalog_speed(entry.name)
-        return context.speed(context.resolve(entry.name, {}))
-    except LocalchatError:
-        return None  # The verdict reports the error.
 
 
 def _fits(plan: "MemoryPlan") -> bool:

@@ -1,20 +1,16 @@
 """Command palette: everything that keys, slash commands and settings can do, in one list with a filter."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from rich.cells import cell_len
-from textual import work
 from textual.content import Content
 from textual.fuzzy import FuzzySearch
 
-from localchat.history.queries import ConversationSummary
-from localchat.sanitize import sanitize_line
 from localchat.session.commands import COMMANDS
 from localchat.tui.keymap import KEYS, key_names
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.setting_labels import LABELS
-from localchat.units import counted
 
 _HIDDEN_KEYS = ("offer.", "view.up", "view.down", "view.end", "chat.", "screen.palette")
 """Prefixes of keys that commands repeat, or that have no meaning in a list."""
@@ -28,13 +24,13 @@ class PaletteEntry(NamedTuple):
     """Keys that do the same."""
     about: str
     action: str
-    """`command LINE`, `write TEXT` (into the input), `action NAME` or `open ID` (a conversation)."""
+    """`command LINE`, `write TEXT` (into the input) or `action NAME`."""
     words: str = ""
     """More words that a filter finds it by."""
 
 
 def fixed_entries(table: Mapping[str, str]) -> Iterator[PaletteEntry]:
-    """Yield the entries that are always there. `table` is the keymap of the settings."""
+    """Yield all entries. `table` is the keymap of the settings."""
     keys = {key.action: key_names(key.id, table) for key in KEYS}
     for key in KEYS:
         is_command = key.action.startswith("command(")
@@ -55,50 +51,18 @@ def fixed_entries(table: Mapping[str, str]) -> Iterator[PaletteEntry]:
         yield PaletteEntry(text.strip(), "", about, f"write {text}", key_name.replace("_", " "))
 
 
-def model_entries(names: Iterable[str]) -> Iterator[PaletteEntry]:
-    """Yield entries that switch to a model of this computer."""
-    for name in names:
-        action = f"command /model {name}"
-        yield PaletteEntry(f"Use {sanitize_line(name)}", "", "Model on this computer", action)
-
-
-def conversation_entries(summaries: Iterable[ConversationSummary]) -> Iterator[PaletteEntry]:
-    """Yield entries that open a conversation."""
-    for summary in summaries:
-        title = sanitize_line(summary.title) or "a conversation"
-        about = f"Conversation of {counted(summary.messages, 'message')}"
-        yield PaletteEntry(f"Open {title}", "", about, f"open {summary.id}")
-
-
 class PaletteScreen(ListDialog[str]):
     """Returns the action of the chosen entry."""
 
     TITLE_TEXT = "Commands"
     KEYS_TEXT = "Enter run · Esc back"
-    FILTER_TEXT = "type to filter: commands, settings, models, conversations"
+    FILTER_TEXT = "type to filter: commands and settings"
     BINDINGS: ClassVar = []
 
-    def __init__(
-        self, entries: Sequence[PaletteEntry], more: Callable[[], Sequence[PaletteEntry]]
-    ) -> None:
-        """`more` returns entries that take time to find. It is called in a thread."""
+    def __init__(self, entries: Sequence[PaletteEntry]) -> None:
         super().__init__()
-        self._entries = list(entries)
-        self._more = more
+        self._entries = entries
         self._filter = ""
-
-    def on_mount(self) -> None:
-        self._find_more()
-
-    @work(thread=True, exclusive=True)
-    def _find_more(self) -> None:
-        entries = self._more()
-        self.app.call_from_thread(self._add, entries)
-
-    def _add(self, entries: Sequence[PaletteEntry]) -> None:
-        self._entries += entries
-        if self.is_open:
-            self._show(keep=True)
 
     def fill(self, text: str) -> None:
         self._filter = text.strip()

@@ -1,18 +1,16 @@
-"""Parameter screen: values of this conversation, with the memory that each choice needs."""
+"""Parameter screen: values of this conversation."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from textual import work
 from textual.content import Content
-from textual.widgets import Input
 
 from localchat.config.parameters import PARAMETERS
-from localchat.config.settings import Given, convert
 from localchat.errors import LocalchatError
-from localchat.tui.parameter_costs import Cost, parameter_costs
-from localchat.tui.screens.list_dialog import ListDialog
-from localchat.tui.setting_labels import LABELS, effective_words, matches, setting_line
+from localchat.tui.screens.setting_list import SettingList
+from localchat.tui.setting_labels import LABELS, effective_words, setting_line
 
 if TYPE_CHECKING:
     from localchat.session.session import ChatSession
@@ -33,8 +31,8 @@ _LOCAL_ONLY = (*_RELOADING, "speculation")
 """Parameters that a server decides by itself."""
 
 
-class ParameterScreen(ListDialog[dict[str, str]]):
-    """Lists the parameters, then the values of the chosen one. Returns the change, by key."""
+class ParameterScreen(SettingList):
+    """Lists the parameters in effect, and changes one for this conversation."""
 
     TITLE_TEXT = "Parameters"
     KEYS_TEXT = "Enter choose · Esc back"
@@ -42,8 +40,6 @@ class ParameterScreen(ListDialog[dict[str, str]]):
     def __init__(self, session: "ChatSession") -> None:
         super().__init__()
         self._session = session
-        self._key: str | None = None
-        self._costs: tuple[Cost, ...] = ()
         self._recommended: dict[str, float] = {}
 
     def on_mount(self) -> None:
@@ -62,152 +58,28 @@ class ParameterScreen(ListDialog[dict[str, str]]):
         except LocalchatError:
             return  # the list of models shows what is wrong with the catalogue
         self._recommended = recommendation.sampling
-        if self._recommended and self._key is None and self.is_open:
-            self.fill(self.query_one("#filter", Input).value)
+        if self._recommended and self.is_open:
+            self.width_changed()
 
-    @property
-    def _is_remote(self) -> bool:
-        info = self._session.status.info
-        return info is not None and info.backend == "remote"
-
-    def fill(self, text: str) -> None:
-        if self._key is not None:
-            self._check(text)
-            return
+    def keys(self) -> Sequence[str]:
         keys = (*_RELOADING, *_IMMEDIATE)
-        if self._is_remote:
-            keys = tuple(key for key in keys if key not in _LOCAL_ONLY)
-        shown = [key for key in keys if matches(key, text)]
-        if not shown:
-            self.show_nothing(f"no parameter matches {text}")
-            return
-        self.set_entries([(key, self._line(key)) for key in shown], keep=True)
+        info = self._session.status.info
+        if info is not None and info.backend == "remote":
+            return [key for key in keys if key not in _LOCAL_ONLY]
+        return keys
 
-    def width_changed(self) -> None:
-        if self._key is None:
-            self.fill(self.query_one("#filter", Input).value)
-
-    def _line(self, key: str) -> Content:
+    def line(self, key: str) -> Content:
         session = self._session
         words = effective_words(key, session.setup.settings, session.status.info, self._recommended)
         return setting_line(key, words, "bold", self.line_cells)
 
     def about(self, id_: str) -> str:
-        if self._key is None:
-            if id_ not in PARAMETERS:
-                return ""
-            text = f"{PARAMETERS[id_].help}.\n/set {id_} VALUE"
-            if id_ in _RELOADING:
-                text += "; reloads the model"
-            return text
-        cost = next((cost for cost in self._costs if cost.value == id_), None)
-        if cost:
-            return cost.words
-        return f"It takes {PARAMETERS[self._key].valid}"
+        if id_ not in PARAMETERS:
+            return ""
+        text = f"{PARAMETERS[id_].help}.\n/set {id_} VALUE"
+        if id_ in _RELOADING:
+            text += "; reloads the model"
+        return text
 
-    # ------------------------------------------------------------------ one parameter
-
-    def entry_chosen(self, id_: str) -> None:
-        field = self.query_one("#filter", Input)
-        if self._key is None:
-            self._key = id_
-            field.value = ""
-            field.placeholder = f"{LABELS[id_].text}: {PARAMETERS[id_].valid}"
-            self.set_entries([])
-            self.show_about(f"It takes {PARAMETERS[id_].valid}")
-            if id_ in _RELOADING:
-                self._plan(id_)
-            else:
-                self._offer(_usual(id_))
-            return
-        self._apply(id_)
-
-    def text_entered(self, text: str) -> None:
-        if self._key is not None and text:
-            self._apply(text)
-        else:
-            super().text_entered(text)
-
-    def _apply(self, value: str) -> None:
-        assert self._key is not None
-        try:
-            convert(self._key, Given(value, f"/set {self._key}"))
-        except LocalchatError as problem:
-            self.show_about(str(problem))
-            return
-        self.dismiss({self._key: value})
-
-    def _check(self, text: str) -> None:
-        if self._key is not None and text.strip():
-            try:
-                convert(self._key, Given(text.strip(), f"/set {self._key}"))
-                self.show_about(f"Enter sets {self._key} to {text.strip()}")
-            except LocalchatError as problem:
-                self.show_about(problem.hint)
-
-    @work(exclusive=True)
-    async def _plan(self, key: str) -> None:
-        self.show_about("planning the memory of each choice …")
-        session = self._session
-        try:
-            costs = await asyncio.to_thread(parameter_costs, key, session.context, session.setup)
-        except LocalchatError as problem:
-            if self.is_open:
-                self.show_about(str(problem))
-            return
-        if self._key == key and self.is_open:
-            self._offer(costs)
-
-    def _offer(self, costs: tuple[Cost, ...]) -> None:
-        self._costs = costs
-        rows = []
-        for cost in costs:
-            style = "$error"
-            if cost.fits:
-                style = "$foreground 70%"
-            mark = " "
-            if cost.is_current:
-                mark = "●"
-            rows.append(
-                (
-                    cost.value,
-                    Content.assemble(
-                        (f"{mark} ", "$accent"), f"{cost.value:<10} ", (cost.words, style)
-                    ),
-                )
-            )
-        self.set_entries(rows)
-        if not rows and self._key is not None:
-            self.show_about(f"It takes {PARAMETERS[self._key].valid}")
-
-    def action_leave(self) -> None:
-        if self._key is None:
-            self.dismiss(None)
-            return
-        self._key = None
-        field = self.query_one("#filter", Input)
-        field.placeholder = self.FILTER_TEXT
-        field.value = ""
-        self.fill("")
-
-
-_USUAL = {
-    "temperature": (
-        ("0", "always the most likely token"),
-        ("0.7", "usual"),
-        ("1.0", "more varied"),
-    ),
-    "think": (("auto", "model default"), ("on", "reason first"), ("off", "answer at once")),
-    "speculation": (("true", "guess ahead; the text is the same"), ("false", "plain steps")),
-    "top_p": (("0.9", ""), ("0.95", ""), ("1", "off")),
-    "top_k": (("0", "off"), ("20", ""), ("40", "")),
-    "min_p": (("0", "off"), ("0.05", ""), ("0.1", "")),
-}
-
-
-def _usual(key: str) -> tuple[Cost, ...]:
-    """Return usual values of a parameter that needs no memory."""
-    return tuple(
-        Cost(value, words or "costs nothing, from the next answer on")
-        for value, words in _USUAL.get(key, ())
-    )
+    def take(self, key: str, text: str) -> None:
+        self.dismiss({key: text})

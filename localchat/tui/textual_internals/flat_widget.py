@@ -23,8 +23,8 @@ def rows_in(widget: Widget, crop: Region, row: Callable[[int], Strip]) -> list[S
     return strips
 
 
-class StyledWidget(Widget):
-    """A widget that draws with its component styles."""
+class FlatWidget(Widget):
+    """A widget of rows without border, padding or opacity, which draws with its component styles."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
@@ -40,10 +40,6 @@ class StyledWidget(Widget):
             style = self.get_component_rich_style(name) if name else self.rich_style
             self._style_cache[name] = style
         return self._style_cache[name]
-
-
-class FlatWidget(StyledWidget):
-    """A styled widget of rows without border, padding or opacity."""
 
     def render_lines(self, crop: Region) -> list[Strip]:
         return rows_in(self, crop, self.render_line)

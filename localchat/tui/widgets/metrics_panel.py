@@ -1,18 +1,14 @@
-"""The metrics panel: rows built from the engine's status, and the widget that draws them.
-
-The panel is one widget, because a widget per row takes twice as long to draw.
-"""
+"""The metrics panel: rows built from the engine's status, and the widget that shows them."""
 
 import time
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, TypeAlias
 
-from rich.segment import Segment
-from textual import events
-from textual.binding import BindingType
-from textual.reactive import reactive
-from textual.strip import Strip
+from textual.app import ComposeResult
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
+from textual.widgets import Static
 
 from localchat import metrics, units
 from localchat.engine.events import EngineStats, MetricsSnapshot, RunningRequest
@@ -22,81 +18,60 @@ from localchat.metrics import METRICS
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.session.progress import time_left
-from localchat.tui.keymap import bindings
-from localchat.tui.textual_internals.flat_widget import StyledWidget
-from localchat.tui.transcript.markdown.rows import Look, Piece
 from localchat.tui.widgets.charts import bar, histogram, shares, sparkline
 from localchat.units import size, used_of
 
-
-class MetricRow(NamedTuple):
-    """A row of the panel."""
-
-    pieces: tuple[Piece, ...]
-    metric: str = ""
-    """Name in the table of metrics, which explains it. Empty for blank rows and headings."""
-
-    @property
-    def is_heading(self) -> bool:
-        """Whether the row names the section below it."""
-        return bool(self.pieces) and not self.metric
-
-    @property
-    def is_blank(self) -> bool:
-        """Whether the row separates two sections."""
-        return not self.pieces
+Piece: TypeAlias = tuple[str, str]
+"""Text and its style."""
+MetricRow: TypeAlias = tuple[Piece, ...]
 
 
-def _piece(text: str, style: str = "plain") -> Piece:
-    """Return text in a component style of the panel, named without its prefix."""
-    return Piece(text, Look(style))
+_PLAIN: Final = "$foreground"
+_QUIET: Final = "$text-muted"
+_HEADING: Final = "bold $primary"
+_METRIC: Final = "bold $accent"
+_BAR: Final = "$success"
+_KV: Final = "$accent"
 
 
-_BLANK: Final = MetricRow(())
 _MEMORY: Final = (
-    ("weights", "weights_bytes", "weights"),
-    ("KV", "kv_bytes", "kv"),
-    ("compute", "compute_bytes", "compute"),
-    ("overhead", "overhead_bytes", "overhead"),
+    ("weights", "weights_bytes", "$primary"),
+    ("KV", "kv_bytes", _KV),
+    ("compute", "compute_bytes", "$secondary"),
+    ("overhead", "overhead_bytes", "$success"),
 )
 """Label, name and style of each part of the memory."""
 _MIN_PLAN_ERROR_BYTES: Final = 1_000_000
 _NO_METRICS: Final = MetricsSnapshot("queued")
 
 
-def panel_rows(status: EngineStatus, width: int) -> tuple[MetricRow, ...]:
-    """Build all rows of a panel that is `width` cells wide inside."""
-    rows: list[MetricRow] = []
-    for section in (_memory, _kv_cache, _speed, _speculation, _prefix_cache, _engine):
-        section_rows = list(section(status, width))
-        if rows and section_rows:
-            rows.append(_BLANK)
-        rows += section_rows
-    return tuple(rows)
+def panel_sections(status: EngineStatus, width: int) -> list[list[MetricRow]]:
+    """Build the sections of a panel whose columns are `width` cells wide."""
+    sections = (_memory, _kv_cache, _speed, _speculation, _prefix_cache, _engine)
+    return [rows for section in sections if (rows := list(section(status, width)))]
 
 
 def _heading(title: str, right: str, width: int) -> MetricRow:
     space = max(1, width - len(title) - len(right))
-    return MetricRow((_piece(title, "heading"), _piece(" " * space), _piece(right, "quiet")))
+    return (title, _HEADING), (" " * space, ""), (right, _QUIET)
 
 
 def _line(
-    metric: str, value: str, width: int, *, style: str = "plain", label: str = ""
+    metric: str, value: str, width: int, *, style: str = _PLAIN, label: str = ""
 ) -> MetricRow:
     """Return a row with the label of a metric and its value, aligned right."""
     label = label or METRICS[metric].label
     space = max(1, width - len(label) - len(value))
-    pieces = (_piece(label, "quiet"), _piece(" " * space), _piece(value, style))
-    return MetricRow(pieces, metric)
+    return (label, _QUIET), (" " * space, ""), (value, style)
 
 
-def _bar(metric: str, part: float, total: float, width: int) -> MetricRow:
-    return MetricRow((_piece(bar(part, total, width), "bar"),), metric)
+def _bar(part: float, total: float, width: int) -> MetricRow:
+    return ((bar(part, total, width), _BAR),)
 
 
-def _wrapped(metric: str, text: str, width: int) -> Iterator[MetricRow]:
+def _wrapped(text: str, width: int) -> Iterator[MetricRow]:
     for line in wrap(sanitize_line(text), width):
-        yield MetricRow((_piece(line, "quiet"),), metric)
+        yield ((line, _QUIET),)
 
 
 def _token_count(count: str) -> str:
@@ -136,15 +111,12 @@ def _memory(status: EngineStatus, width: int) -> Iterator[MetricRow]:
             plan_note = f"  planned {size(planned_bytes)}"
         value = "-" if part_bytes < 0 else size(part_bytes)
         space = max(1, width - len("█ ") - len(label) - len(value) - len(plan_note))
-        yield MetricRow(
-            (
-                _piece("█ ", style),
-                _piece(label, "quiet"),
-                _piece(" " * space),
-                _piece(value),
-                _piece(plan_note, "quiet"),
-            ),
-            name,
+        yield (
+            ("█ ", style),
+            (label, _QUIET),
+            (" " * space, ""),
+            (value, _PLAIN),
+            (plan_note, _QUIET),
         )
     if info.free_bytes:
         left = max(0, info.free_bytes - total)
@@ -167,13 +139,13 @@ def _stacked_bar(parts: MemoryParts, free_bytes: int, metric: str, width: int) -
     counts.append(max(0, free_bytes - sum(counts)))
     *part_cells, free_cells = shares(counts, width - len("planned "))
     pieces = [
-        _piece("█" * cells, style)
+        ("█" * cells, style)
         for cells, (_, _, style) in zip(part_cells, _MEMORY, strict=True)
         if cells
     ]
-    pieces.append(_piece("·" * free_cells, "quiet"))
-    pieces.append(_piece(f" {METRICS[metric].label:>7}", "quiet"))
-    return MetricRow(tuple(pieces), metric)
+    pieces.append(("·" * free_cells, _QUIET))
+    pieces.append((f" {METRICS[metric].label:>7}", _QUIET))
+    return tuple(pieces)
 
 
 def _latest_snapshot(status: EngineStatus) -> MetricsSnapshot:
@@ -198,12 +170,7 @@ def _kv_cache(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     used_cells, cached_cells, free_cells = shares(
         [used, cached, max(0, total - used - cached)], width
     )
-    cells = (
-        _piece("█" * used_cells, "kv"),
-        _piece("▒" * cached_cells, "kv"),
-        _piece("·" * free_cells, "quiet"),
-    )
-    yield MetricRow(cells, "kv_total_tokens")
+    yield ("█" * used_cells, _KV), ("▒" * cached_cells, _KV), ("·" * free_cells, _QUIET)
     yield _line("kv_used_tokens", _token_count(f"{used:,}"), width)
     if shared:
         value = _token_count(f"{shared:,}")
@@ -225,8 +192,8 @@ def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     if prefill_rate is not None and status.prefill is not None:
         # Only the prefill under way: the other metrics belong to the previous answer.
         value = units.rate(prefill_rate)
-        yield _line("prefill_tokens_per_s", value, width, style="metric")
-        yield _bar("prefill_done_tokens", status.prefill.done, status.prefill.total, width)
+        yield _line("prefill_tokens_per_s", value, width, style=_METRIC)
+        yield _bar(status.prefill.done, status.prefill.total, width)
         left = time_left(status, time.monotonic()).removesuffix(" left")
         yield _line("prefill_done_tokens", left or "-", width, label="  time left")
         return
@@ -234,9 +201,9 @@ def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     value = "-"
     if decode_rate is not None:
         value = units.rate(decode_rate)
-    yield _line("decode_tokens_per_s", value, width, style="metric")
+    yield _line("decode_tokens_per_s", value, width, style=_METRIC)
     if spark := sparkline(status.rates, width):
-        yield MetricRow((_piece(spark, "spark"),), "decode_tokens_per_s")
+        yield ((spark, _QUIET),)
     if status.done is not None and status.done.timings.prefill_tokens_per_s is not None:
         value = units.rate(status.done.timings.prefill_tokens_per_s)
         yield _line("prefill_tokens_per_s", value, width)
@@ -244,11 +211,11 @@ def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
         yield _line(name, f"{units.decimal(milliseconds, 1)} ms", width)
     histogram_text, low, high = histogram(times, width)
     if histogram_text:
-        yield MetricRow((_piece(histogram_text, "spark"),), "tpot_ms")
+        yield ((histogram_text, _QUIET),)
         left = f"{low:.1f}"
         right = f"{high:.1f} ms"
         space = " " * max(1, width - len(left) - len(right))
-        yield MetricRow((_piece(left + space + right, "quiet"),), "tpot_ms")
+        yield ((left + space + right, _QUIET),)
 
 
 def _percentiles(
@@ -277,7 +244,7 @@ def _speculation(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     yield _heading("Speculation", "on" if drafted else "off", width)
     if drafted:
         yield _line("acceptance", used_of(accepted, drafted), width)
-        yield _bar("acceptance", accepted, drafted, width)
+        yield _bar(accepted, drafted, width)
     stats = status.stats
     if stats is not None and stats.draft_steps:
         length = stats.accepted / stats.draft_steps
@@ -285,7 +252,7 @@ def _speculation(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     if status.done is not None and status.done.speculation.speedup is not None:
         yield _line("speedup", f"× {status.done.speculation.speedup:.2f}", width)
     if why_off:
-        yield from _wrapped("speculation_off", why_off, width)
+        yield from _wrapped(why_off, width)
 
 
 def _prefix_cache(status: EngineStatus, width: int) -> Iterator[MetricRow]:
@@ -294,12 +261,12 @@ def _prefix_cache(status: EngineStatus, width: int) -> Iterator[MetricRow]:
         return
     share = _token_count(f"{prefill.cached:,}/{prefill.total:,}")
     yield _heading("Prefix cache", share, width)
-    yield _bar("cached_tokens", prefill.cached, prefill.total, width)
+    yield _bar(prefill.cached, prefill.total, width)
     if prefill.read_back:
         text = read_back(prefill.read_back, prefill.total, prefill.read_s)
-        yield from _wrapped("cached_tokens", text, width)
+        yield from _wrapped(text, width)
     if prefill.why_missed:
-        yield from _wrapped("why_missed", f"missed: {prefill.why_missed}", width)
+        yield from _wrapped(f"missed: {prefill.why_missed}", width)
 
 
 def _engine(status: EngineStatus, width: int) -> Iterator[MetricRow]:
@@ -309,7 +276,7 @@ def _engine(status: EngineStatus, width: int) -> Iterator[MetricRow]:
     yield _heading("Engine", sanitize_line(info.backend), width)
     yield _line("fingerprint", sanitize_line(info.model)[: width - len("model   ")], width)
     for adapter in info.adapters:
-        yield from _wrapped("fingerprint", f"LoRA {sanitize_line(adapter)}", width)
+        yield from _wrapped(f"LoRA {sanitize_line(adapter)}", width)
     if info.context_tokens:
         yield _line("context_tokens", _token_count(f"{info.context_tokens:,}"), width)
     if info.backend == "remote":
@@ -343,43 +310,29 @@ def _request_tokens(request: RunningRequest, status: EngineStatus) -> str:
     return f"{request.prompt_tokens:,}"
 
 
-def column_ranges(rows: Sequence[MetricRow], top: int, height: int, columns: int) -> list[range]:
-    """Return the indexes of the rows that each column shows, from row `top` on.
-
-    A heading stays with the first row of its section, and a value with its bar.
-    """
-    ranges: list[range] = []
-    start = top
-    for _ in range(columns):
-        # A blank row separates two sections. At the top of a column it would only waste a line.
-        if ranges and start < len(rows) and rows[start].is_blank:
-            start += 1
-        end = min(len(rows), start + height)
-        while start + 1 < end < len(rows) and _belongs_to_next(rows, end - 1):
-            end -= 1
-        ranges.append(range(start, end))
-        start = end
-    return ranges
-
-
-def _belongs_to_next(rows: Sequence[MetricRow], index: int) -> bool:
-    row = rows[index]
-    return row.is_heading or (bool(row.metric) and row.metric == rows[index + 1].metric)
-
-
-_ABOUT_ROWS: Final = 4
 _MIN_TWO_COLUMNS: Final = 76
-"""Width from which the rows have two columns. Half of it cuts no row."""
-_STYLES: Final = (
-    *("plain", "quiet", "heading", "metric", "spark", "bar", "rule", "about", "marked"),
-    *("weights", "kv", "compute", "overhead"),
-)
+"""Width from which the sections have two columns. Half of it cuts no row."""
 
 
-class MetricsPanel(StyledWidget, can_focus=True):
-    """Rows of metrics, and below them one sentence about the marked metric."""
+def columns_of(sections: Sequence[list[MetricRow]], count: int) -> list[list[MetricRow]]:
+    """Divide sections among columns of similar height, with a blank row between two."""
+    height = sum(len(section) + 1 for section in sections) / count
+    columns: list[list[MetricRow]] = [[] for _ in range(count)]
+    index = 0
+    for section in sections:
+        column = columns[index]
+        if column and index + 1 < count and len(column) + len(section) / 2 > height:
+            index += 1
+            column = columns[index]
+        if column:
+            column.append(())
+        column += section
+    return columns
 
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings("panel")]
+
+class MetricsPanel(VerticalScroll):
+    """Sections of metrics in one or two columns. The help (F1) explains each metric."""
+
     SCOPED_CSS = False
     DEFAULT_CSS = """
     MetricsPanel {
@@ -415,179 +368,41 @@ class MetricsPanel(StyledWidget, can_focus=True):
         width: 46;
     }
 
-    .panel--plain, .panel--quiet, .panel--heading, .panel--metric, .panel--spark, .panel--bar,
-    .panel--rule, .panel--about, .panel--marked, .panel--weights, .panel--kv, .panel--compute,
-    .panel--overhead {
-        background: $surface;
-    }
-
-    .panel--plain, .panel--about { color: $foreground; }
-    .panel--quiet { color: $text-muted; }
-    .panel--heading, .panel--weights { color: $primary; }
-    .panel--metric, .panel--marked, .panel--kv { color: $accent; }
-    .panel--spark { color: $text-muted; }
-    .panel--compute { color: $secondary; }
-    .panel--bar, .panel--overhead { color: $success; }
-    .panel--rule { color: $panel-lighten-2; }
-    .panel--heading, .panel--metric { text-style: bold; }
-    .panel--about { text-style: italic; }
+    MetricsPanel Horizontal { height: auto; }
+    MetricsPanel Static { width: 1fr; padding: 0 1 0 2; }
     """
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"panel--{style}" for style in _STYLES}
-
-    marked: reactive[int] = reactive(0, repaint=True)
-    """Index of the marked row."""
 
     def __init__(self, status: EngineStatus, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
         self.display = False
         self._status = status
-        self._rows: tuple[MetricRow, ...] = ()
-        self._top = 0
-        """Index of the first visible row."""
+        self._columns: list[list[MetricRow]] = []
+
+    def compose(self) -> ComposeResult:
+        with Horizontal():
+            yield Static("", markup=False)
+            yield Static("", markup=False)
 
     def refresh_metrics(self) -> None:
         """Redraw if the rows changed."""
-        if not self.display:
+        if not self.display or not self.is_mounted:
             return
-        rows = panel_rows(self._status, max(8, self._column_width - 3))
-        if rows != self._rows:
-            self._rows = rows
-            self.refresh()
+        count = 1
+        if self.size.width >= _MIN_TWO_COLUMNS:
+            count = 2
+        width = max(8, self.scrollable_content_region.width // count - 3)
+        columns = columns_of(panel_sections(self._status, width), count)
+        if columns == self._columns:
+            return
+        self._columns = columns
+        for index, static in enumerate(self.query(Static)):
+            static.display = index < count
+            if static.display:
+                lines = [Content.assemble(*row) for row in columns[index]]
+                static.update(Content("\n").join(lines))
 
     def on_show(self) -> None:
         self.refresh_metrics()
 
     def on_resize(self) -> None:
         self.refresh_metrics()
-        self._scroll_to_marked()
-
-    def action_metric(self, step: int) -> None:
-        """Mark the next metric (`step` 1) or the previous one (-1)."""
-        rows = self._metric_rows()
-        if not rows:
-            return
-        index = next((n for n, row in enumerate(rows) if row >= self.marked), 0)
-        if rows[index] == self.marked or step < 0:
-            index = max(0, min(len(rows) - 1, index + step))
-        self.marked = rows[index]
-        self._scroll_to_marked()
-
-    def on_mouse_move(self, event: events.MouseMove) -> None:
-        self._mark(event.x, event.y)
-
-    def on_click(self, event: events.Click) -> None:
-        self.focus()
-        self._mark(event.x, event.y)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        for _ in range(2):
-            if self._end < len(self._rows):
-                self._top += 1
-        self.refresh()
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._top = max(0, self._top - 2)
-        self.refresh()
-
-    def _mark(self, x: int, y: int) -> None:
-        """Mark the metric at a position of the widget."""
-        column = self._column_ranges()[min(x // self._column_width, self._columns - 1)]
-        if y < len(column) and self._rows[column[y]].metric:
-            self.marked = column[y]
-
-    def _metric_rows(self) -> list[int]:
-        """Return the index of the first row of each metric."""
-        rows = []
-        previous = ""
-        for index, row in enumerate(self._rows):
-            if row.metric and row.metric != previous:
-                rows.append(index)
-            previous = row.metric
-        return rows
-
-    def _scroll_to_marked(self) -> None:
-        self._top = max(0, min(self._top, self.marked - 1))
-        while self.marked >= self._end and self._top < self.marked:
-            self._top += 1
-
-    @property
-    def _room(self) -> int:
-        """Number of lines for metrics. The lines below them explain the marked one."""
-        return max(1, self.size.height - self._about_rows)
-
-    @property
-    def _columns(self) -> int:
-        return 2 if self.size.width >= _MIN_TWO_COLUMNS else 1
-
-    @property
-    def _column_width(self) -> int:
-        return max(1, self.size.width // self._columns)
-
-    @property
-    def _about_rows(self) -> int:
-        """Number of lines for the explanation. A wide panel needs fewer."""
-        return _ABOUT_ROWS - self._columns + 1
-
-    def _column_ranges(self) -> list[range]:
-        return column_ranges(self._rows, self._top, self._room, self._columns)
-
-    @property
-    def _end(self) -> int:
-        """Index after the last visible row."""
-        return self._column_ranges()[-1].stop
-
-    @property
-    def metric(self) -> str:
-        """Name of the marked metric. Empty if none is marked."""
-        if self.marked < len(self._rows):
-            return self._rows[self.marked].metric
-        return ""
-
-    def render_line(self, y: int) -> Strip:
-        width = self.size.width
-        if y >= self._room:
-            return self._row_strip(self._explanation(y - self._room, width - 3), width)
-        strips = [self._column_strip(column, y) for column in self._column_ranges()]
-        return Strip.join(strips).adjust_cell_length(width, self.style_of("panel--plain"))
-
-    def _column_strip(self, column: range, y: int) -> Strip:
-        row = _BLANK
-        if y < len(column):
-            row = self._rows[column[y]]
-        is_marked = bool(row.metric) and row.metric == self.metric and self.has_focus
-        return self._row_strip(row.pieces, self._column_width, marked=is_marked)
-
-    def _explanation(self, line: int, width: int) -> tuple[Piece, ...]:
-        """Return a line of the explanation: a rule, then the sentence about the marked metric."""
-        if line == 0:
-            if self._end >= len(self._rows):
-                return (_piece("─" * width, "rule"),)
-            rule = "─" * (width - len("── ↓ more "))
-            return _piece("── ", "rule"), _piece("↓ more ", "quiet"), _piece(rule, "rule")
-        if not self.metric:
-            hint = "Point at a metric, or press Tab."
-            return tuple(_piece(row, "quiet") for row in wrap(hint, width)[line - 1 : line])
-        sentence = wrap(METRICS[self.metric].about, width)
-        if line > len(sentence):
-            return ()
-        text = sentence[line - 1]
-        if line == self._about_rows - 1 < len(sentence):
-            text = f"{text[: width - 1]}…"
-        return (_piece(text, "about"),)
-
-    def _row_strip(self, pieces: tuple[Piece, ...], width: int, *, marked: bool = False) -> Strip:
-        base = self.style_of("panel--plain")
-        sign = Segment("▎" if marked else " ", self.style_of("panel--marked"))
-        segments = [sign, Segment(" ", base)]
-        segments += [
-            Segment(piece.text, self.style_of(f"panel--{piece.look.tint}")) for piece in pieces
-        ]
-        return Strip(segments).adjust_cell_length(width, base)
-
-    def on_focus(self) -> None:
-        if not self.metric:
-            self.action_metric(1)
-        self.refresh()
-
-    def on_blur(self) -> None:
-        self.refresh()

@@ -64,7 +64,7 @@ VERBS: Final = [
 SUBCOMMANDS: Final = {
     "history": ["list", "search", "show", "export", "rename", "rm", "restore"],
     "config": ["show", "keys", "path", "set", "unset"],
-    "preset": ["list", "show", "add", "edit", "rm"],
+    "preset": ["list", "add", "rm"],
     "cache": ["list", "clear"],
     "completion": ["bash", "zsh", "fish"],
 }
@@ -154,7 +154,6 @@ FLAGS: Final = [
     "--price",
     "--limit",
     "--retry-errors",
-    "--unset",
     "--llamacpp-library",
     "--template",
     "--temp",
@@ -167,7 +166,6 @@ FLAGS: Final = [
     "--clients",
     "--cache-disk",
     "--no-cache-disk",
-    "--embed",
     "--tools",
     "--root",
     "--tool-rounds",

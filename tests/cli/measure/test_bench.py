@@ -133,7 +133,6 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script
         (("guide", "--shape", "chta"), 2, "512+128"),
         (("guide", "--ttft", "soon"), 2, "--ttft 500ms"),
         (("guide", "--tpot", "0ms"), 2, "which is not a time"),
-        (("guide", "--context", "0,x"), 2, "--context 0,2k,8k"),
         (("guide", "--clients", "0"), 2, "--clients 1,4,16"),
         (("guide", "--rate", "0,1"), 2, "as in --rate 0.5,2"),
         (("guide", "--rate", "1", "--clients", "1"), 2, "--rate and --clients exclude each other"),

@@ -429,8 +429,8 @@ def test_quantize_converts_a_checkpoint_to_the_file_that_is_named(
     assert outcome.code == 0, outcome.err
     assert f"localchat run {target}" in outcome.err
     assert read_header(target).quantization == "F16"
-    twice = verb("quantize", tmp_path / "in", target, "-o", target, "--type", "f16")
-    assert twice.code == 2 and "named twice" in twice.err
+    twice = verb("quantize", tmp_path / "in", target, "--type", "f16")
+    assert twice.code == 2 and "exists already" in twice.err
     (tmp_path / "in" / "tokenizer.json").unlink()
     broken = verb("quantize", tmp_path / "in", tmp_path / "other.gguf", "--type", "f16")
     assert broken.code == 3 and "tokenizer.json" in broken.err

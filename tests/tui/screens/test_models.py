@@ -20,7 +20,7 @@ from localchat.engine.request import Message
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.models.assess import ExpectedSpeed, Subject, assess
+from localchat.models.assess import Subject, assess
 from localchat.models.catalog import read_catalog
 from localchat.models.names import parse
 from localchat.models.published_shapes import published_model
@@ -55,9 +55,6 @@ def test_the_list_says_what_fit_says(monkeypatch: pytest.MonkeyPatch) -> None:
     found = planner.estimate("qwen2.5:7b")
     assert found is not None
     assert (found.plan, found.file_bytes) == (plan, drawn.file_bytes)
-    speed = planner.catalog_speed("qwen2.5:7b")
-    assert speed is not None
-    assert speed.tokens_per_s > 0
     assert planner.estimate("nomic-embed-text:v1.5") is None
 
 
@@ -176,50 +173,6 @@ def test_leaving_the_list_ends_the_weighing(tmp_path: Path) -> None:
     play(Counting(tmp_path), what)
 
 
-@pytest.mark.parametrize(("width", "in_row"), [(120, True), (80, False)])
-def test_a_model_that_fits_has_its_speed(tmp_path: Path, width: int, in_row: bool) -> None:
-    async def what(pilot: Pilot[int]) -> None:
-        await pilot.press("f3")
-        screen = pilot.app.screen
-        assert isinstance(screen, models.ModelScreen)
-        await until(pilot, lambda: screen.verdicts_complete)
-        rows = [str(option.prompt) for option in screen.entries.options if option.id]
-        fitting = [row for row in rows if " fits: " in row]
-        assert fitting
-        assert all(("41.5 tok/s" in row) == in_row for row in fitting)
-        assert not any("tok/s" in row for row in rows if "does not fit" in row)
-        assert screen.about(screen.marked or "").endswith(", about 41.5 tok/s, measured")
-
-    stage = Stage(
-        tmp_path, models=("tiny", "other", "guide"), speed=ExpectedSpeed(41.5, "measured")
-    )
-    play(stage, what, width, 40)
-
-
-def test_every_verdict_comes_before_the_first_benchmark(tmp_path: Path) -> None:
-    go = threading.Event()
-
-    class Slow(Stage):
-        def catalog_speed(self, name: str) -> ExpectedSpeed | None:
-            assert go.wait(60)
-            return ExpectedSpeed(4.3, "estimated", 2.0, 8.0)
-
-    async def what(pilot: Pilot[int]) -> None:
-        await pilot.press("f3")
-        screen = pilot.app.screen
-        assert isinstance(screen, models.ModelScreen)
-        fetched = [name for name in read_catalog(find_paths(os.environ)) if name != "guide"]
-        await until(pilot, lambda: all(name in screen._verdicts for name in fetched))
-        assert all(verdict.words for verdict in screen._verdicts.values())
-        go.set()
-        await until(pilot, lambda: screen.verdicts_complete)
-        rows = [str(option.prompt) for option in screen.entries.options]
-        assert any("~4.3 tok/s" in row for row in rows)
-        assert ", about 4.3 tok/s (2.0 to 8.0), estimated" in screen.about("qwen2.5:7b")
-
-    play(Slow(tmp_path, models=("guide",)), what, 120, 40)
-
-
 @pytest.mark.parametrize("width", [40, 60, 79, 80, 99, 100, 120])
 def test_a_long_name_is_whole_and_its_verdict_beside_it(tmp_path: Path, width: int) -> None:
     async def what(pilot: Pilot[int]) -> None:
@@ -233,8 +186,7 @@ def test_a_long_name_is_whole_and_its_verdict_beside_it(tmp_path: Path, width: i
         assert ("GB" in line) == (width >= 60)
         assert (" tok" in line) == (width >= 80)
 
-    speed = ExpectedSpeed(12.5, "estimated", 5.0, 20.0)
-    play(Stage(tmp_path, speed=speed), what, width=width)
+    play(Stage(tmp_path), what, width=width)
 
 
 def test_a_model_that_was_used_by_its_path_is_listed_and_the_one_in_use_is_named(

@@ -10,8 +10,6 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
-from localchat.chat.conversation import Conversation, Inclusion
-from localchat.engine.request import Message
 from localchat.errors import HistoryUnusable, LocalchatError
 from localchat.history.autosave import Autosave
 from localchat.history.store import History
@@ -19,8 +17,6 @@ from localchat.models.index import Model
 from localchat.models.onboarding import FirstRun
 from localchat.session.blocks import NoticeBlock
 from localchat.session.commands import COMMANDS
-from localchat.tui.screens import history
-from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.themes import textual_name
 from localchat.tui.widgets.welcome import Welcome, first_greeting
@@ -53,44 +49,6 @@ def listed(pilot: Pilot[int]) -> int:
     return sum(not option.disabled for option in dialog(pilot).entries.options)
 
 
-def test_a_preview_that_is_read_after_its_list_is_closed_is_dropped(tmp_path: Path) -> None:
-    async def what(pilot: Pilot[int]) -> None:
-        app = app_of(pilot)
-        await say(pilot, "about rivers")
-        await pilot.press("ctrl+r")
-        await until(pilot, lambda: app.screen is not app.chat)
-        screen = dialog(pilot)
-        assert isinstance(screen, HistoryScreen)
-        await until(pilot, lambda: screen.is_open and screen.marked is not None)
-        id_ = screen.marked
-        assert id_ is not None
-        await pilot.press("escape")
-        await until(pilot, lambda: not screen.is_open)
-        read = HistoryScreen._read_preview.__wrapped__  # type: ignore[attr-defined]
-        await read(screen, id_)
-        assert "▌ about rivers" in screen._previews[id_]
-
-    play(Stage(tmp_path), what)
-
-
-def test_a_preview_has_the_code_without_its_fences() -> None:
-    conversation = Conversation()
-    asked = conversation.add(Message("user", "how do I list?"), parent=None)
-    answer = Message("assistant", "Use `this`:\n\n```sh\nlocalchat list\n```\nIt shows all.")
-    conversation.add(answer, parent=asked.id)
-    question, beginning = history._preview(conversation).split("\n")
-    assert question == "▌ how do I list?"
-    assert beginning == "  Use this: localchat list It shows all."
-
-
-def test_a_preview_shows_a_question_without_what_it_includes() -> None:
-    conversation = Conversation()
-    text = "a.md:\n\nAll of the file.\n\n"
-    inclusion = Inclusion("a.md", 0, len(text))
-    conversation.add(Message("user", f"{text}what is this?"), parent=None, inclusions=(inclusion,))
-    assert history._preview(conversation) == "▌ what is this?"
-
-
 def test_keys_that_do_not_fit_on_the_frame_stand_below_the_list(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         await pilot.press("ctrl+r")
@@ -121,8 +79,7 @@ def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> N
         assert listed(pilot) == 2
         assert dialog(pilot).query_one("#filter", Input).placeholder == "Search titles and messages"
         assert "Today" in str(dialog(pilot).entries.get_option_at_index(0).prompt)
-        preview = dialog(pilot).query_one("#about")
-        await until(pilot, lambda: "▌ about hills" in str(preview.render()))
+        about = dialog(pilot).query_one("#about")
         await pilot.press(*"rivers")
         assert listed(pilot) == 1
         await pilot.press("ctrl+s")
@@ -133,7 +90,7 @@ def test_history_is_searched_renamed_deleted_and_taken_back(tmp_path: Path) -> N
         assert listed(pilot) == 1
         await pilot.press("ctrl+z")
         assert listed(pilot) == 2
-        assert "Restored " in str(preview.render())
+        assert "Restored " in str(about.render())
         await pilot.press(*"rivers", "enter")
         await until(pilot, lambda: app.screen is app.chat)
         await until(pilot, lambda: app.session.last_question().message.content == "about rivers")  # type: ignore[union-attr]

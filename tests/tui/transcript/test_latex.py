@@ -42,7 +42,7 @@ def test_any_formula_is_read_to_its_end(source: str) -> None:
             assert plain.count(letter) == source.count(letter)
 
 
-@pytest.mark.parametrize("piece", ["{", "\\frac", "^", "^\\hat", "\\begin{x}"])
+@pytest.mark.parametrize("piece", ["{", "\\frac", "^", "^\\hat", "\\foo{x}"])
 def test_a_hostile_formula_is_read_too(piece: str) -> None:
     assert to_unicode(piece * 3000)
 

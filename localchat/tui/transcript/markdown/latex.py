@@ -1,34 +1,32 @@
 r"""LaTeX formulas as Unicode text: `\frac{a+b}{2}` as `(a+b)/2`, `x_{i+1}` as `xᵢ₊₁`.
 
-What has no form in a terminal stays as it was written. A module of our own: pylatexenc 2.11 writes `x_{i+1}` as
-`x_i+1` and the fraction above as `a+b/2`, unicodeit 0.7.5 knows no fractions with operators.
+Groups are rewritten from the inside out. What has no form in a terminal stays as it was written. A module of
+our own: pylatexenc 2.11 writes `x_{i+1}` as `x_i+1` and the fraction above as `a+b/2`, unicodeit 0.7.5 knows no
+fractions with operators.
 """
 
 import re
 import unicodedata
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
 _MAX_DEPTH: Final = 30
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """Names and their signs, by turns."""
+    """Return a table from names and their signs, by turns."""
     words = text.split()
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
-_GREEK: Final = _words(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon "
-    "phi chi psi omega"
-)
-_LAMBDA: Final = {"lambda": "lamda"}  # as Unicode spells it
 _SYMBOLS: Final = _pairs("""
+    alpha α beta β gamma γ delta δ epsilon ε zeta ζ eta η theta θ iota ι kappa κ lambda λ mu μ nu ν xi ξ pi π
+    rho ρ sigma σ tau τ upsilon υ phi φ chi χ psi ψ omega ω Gamma Γ Delta Δ Theta Θ Lambda Λ Xi Ξ Pi Π
+    Sigma Σ Upsilon Υ Phi Φ Psi Ψ Omega Ω
     varepsilon ε vartheta ϑ varphi φ varrho ϱ varsigma ς varpi ϖ infty ∞ partial ∂ nabla ∇ hbar ℏ ell ℓ
     Re ℜ Im ℑ aleph ℵ emptyset ∅ varnothing ∅ forall ∀ exists ∃ nexists ∄ neg ¬ lnot ¬ top ⊤ bot ⊥ angle ∠
     sum ∑ prod ∏ coprod ∐ int ∫ iint ∬ iiint ∭ oint ∮ bigcup ⋃ bigcap ⋂ bigoplus ⨁ bigotimes ⨂
@@ -43,40 +41,39 @@ _SYMBOLS: Final = _pairs("""
     rceil ⌉ vert | lvert | rvert | Vert ‖ lVert ‖ rVert ‖ lbrace { rbrace } lbrack [ rbrack ] backslash \\
     colon : imath ı jmath ȷ
 """)
-_SPACES: Final = {",": " ", ";": " ", ":": " ", " ": " ", "!": "", "quad": "  ", "qquad": "    "}
-_FUNCTIONS: Final = frozenset(
-    _words(
-        "arccos arcsin arctan arg cos cosh cot coth csc deg det dim exp gcd hom inf ker lg lim liminf limsup "
-        "ln log max min Pr sec sin sinh sup tan tanh argmax argmin bmod mod"
-    )
+_SPACES: Final = {
+    ",": " ",
+    ";": " ",
+    ":": " ",
+    "!": "",
+    "quad": "  ",
+    "qquad": "    ",
+    "\\": "\n",
+    "|": "‖",
+}
+_FUNCTIONS: Final = _words(
+    "arccos arcsin arctan arg cos cosh cot coth csc deg det dim exp gcd hom inf ker lg lim liminf limsup "
+    "ln log max min Pr sec sin sinh sup tan tanh argmax argmin bmod mod"
 )
-_DROPPED: Final = frozenset(
-    _words(
-        "displaystyle textstyle scriptstyle limits nolimits left right big Big bigg Bigg bigl bigr Bigl Bigr "
-        "biggl biggr middle nonumber notag hfill centering rm bf it"
-    )
+_DROPPED: Final = re.compile(
+    r"\\(?:(?:displaystyle|textstyle|limits|nolimits|[bB]igg?[lr]?|nonumber)(?![A-Za-z])|(?:left|right)(?![A-Za-z])\.?"
+    r"|(?:begin|end)\{[A-Za-z]+\*?\})"
 )
-_PLAIN: Final = frozenset(
-    _words(
-        "text textbf textit textrm texttt textsf textnormal mathrm mathbf mathit mathsf mathtt mathcal mathscr "
-        "mathfrak operatorname boldsymbol bm mbox boxed underbrace overbrace substack phantom"
-    )
+_PLAIN: Final = _words(
+    "text textbf textit textrm texttt mathrm mathbf mathit mathsf mathtt mathcal operatorname boldsymbol "
+    "bm mbox boxed underbrace overbrace"
 )
-_DOUBLE_STRUCK: Final = dict(zip("CHNPQRZEFKT1", "ℂℍℕℙℚℝℤ𝔼𝔽𝕂𝕋𝟙", strict=True))
+_DOUBLE_STRUCK: Final = dict(zip("CHNPQRZEF1", "ℂℍℕℙℚℝℤ𝔼𝔽𝟙", strict=True))
 _ACCENTS: Final = {
     "hat": "\u0302",
-    "widehat": "\u0302",
     "bar": "\u0304",
     "overline": "\u0305",
     "vec": "\u20d7",
     "tilde": "\u0303",
-    "widetilde": "\u0303",
     "dot": "\u0307",
     "ddot": "\u0308",
-    "underline": "\u0332",
-    "not": "\u0338",
-    "check": "\u030c",
 }
+_ROOTS: Final = {"": "√", "3": "∛", "4": "∜"}
 _SUPERSCRIPTS: Final = str.maketrans(
     "0123456789+-=()abcdefghijklmnoprstuvwxyzABDEGHIJKLMNOPRTUVW′ ",
     "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻᴬᴮᴰᴱᴳᴴᴵᴶᴷᴸᴹᴺᴼᴾᴿᵀᵁⱽᵂ′ ",
@@ -85,256 +82,118 @@ _SUBSCRIPTS: Final = str.maketrans(
     "0123456789+-=()aehijklmnoprstuvxβγρφχ ", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓᵦᵧᵨᵩᵪ "
 )
 _SIMPLE: Final = re.compile(r"[\w.′\u0300-\u036f\u2070-\u209f∞√]*|\(.*\)")
-_COMMAND: Final = re.compile(r"\\([A-Za-z]+\*?|.)", re.DOTALL)
-_MATRICES: Final = {
-    "pmatrix": "()",
-    "bmatrix": "[]",
-    "vmatrix": "||",
-    "Bmatrix": "{}",
-    "matrix": "[]",
-}
+_COMMAND: Final = re.compile(r"\\([A-Za-z]+\*?|.)")
+_MATRIX: Final = re.compile(
+    r"\\begin\{([pbvB]?matrix|array)\}(?:\{[^{}]*\})?(.*?)\\end\{\1\}", re.DOTALL
+)
+_BRACKETS: Final = {"pmatrix": "()", "vmatrix": "||", "array": "  "}
+_SHORT_ARGUMENT: Final = re.compile(r"([\^_]\s*|\\(?:sqrt|hat|bar|vec|tilde|dot)\s+)([^\s{}\\])")
+_SHORT_FRACTION: Final = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")
+_INNERMOST: Final = re.compile(
+    r"(?:(\\[A-Za-z]+|[\^_])\s*|(?<!\}))(?:\[([^\][{}]*)\])?((?:\{[^{}]*\})+)"
+)
+"""Groups without groups inside, and the command or sign before them."""
+_LITERAL_BRACES: Final = str.maketrans("{}", "\ue000\ue001")
+"""Stand-ins for braces that are text, from Unicode's private area."""
 
 
 @lru_cache(1024)
 def to_unicode(source: str) -> str:
-    """A formula without its delimiters as text. Rows of an aligned formula are lines."""
-    text = _Formula(source).read()
+    """Return a formula without its delimiters as text. Rows of an aligned formula are lines."""
+    text = _MATRIX.sub(_matrix, source.replace("\n", " "))
+    text = _COMMAND.sub(_symbol, _DROPPED.sub("", text)).replace("&", "  ").replace("~", " ")
+    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text.replace("'", "′"))
+    text = _SHORT_ARGUMENT.sub(r"\1{\2}", text)
+    for _ in range(_MAX_DEPTH):
+        before = text
+        text = _INNERMOST.sub(_without_groups, text)
+        if text == before:
+            break
+    text = text.translate({0xE000: "{", 0xE001: "}"})
     lines = (" ".join(line.split()) for line in text.split("\n"))
     return "\n".join(line for line in lines if line)
 
 
-class _Formula:
-    """Reads one formula from left to right."""
-
-    def __init__(self, source: str, depth: int = 0) -> None:
-        """`depth`: of the group or environment around it."""
-        self._text = source
-        self._at = 0
-        self._depth = depth
-
-    def read(self) -> str:
-        parts = []
-        while self._at < len(self._text):
-            parts.append(self._until(""))
-            if self._at < len(self._text):  # a brace that closes nothing
-                parts.append(self._text[self._at])
-                self._at += 1
-        return "".join(parts)
-
-    def _until(self, stop: str) -> str:
-        """Everything up to `stop` or a closing brace, which is not consumed."""
-        parts: list[str] = []
-        while self._at < len(self._text):
-            letter = self._text[self._at]
-            if letter == "}" or letter == stop:
-                break
-            if letter in "^_":
-                self._at += 1
-                parts.append(self._script(letter))
-            else:
-                parts.append(self._atom())
-        return "".join(parts)
-
-    def _atom(self) -> str:
-        """Convert a character, a group, or a command with its arguments."""
-        letter = self._text[self._at]
-        if letter == "\\":
-            return self._command()
-        self._at += 1
-        if letter == "{":
-            return self._group()
-        return {"~": " ", "&": "  ", "'": "′", "\n": " "}.get(letter, letter)
-
-    def _group(self) -> str:
-        """The rest of a group whose brace is read."""
-        if self._depth >= _MAX_DEPTH:
-            return "{"
-        self._depth += 1
-        inside = self._until("")
-        self._depth -= 1
-        if self._at >= len(self._text):
-            return f"{{{inside}"  # it is never closed
-        self._at += 1
-        return inside
-
-    def _argument(self) -> str:
-        while self._text[self._at : self._at + 1].isspace():
-            self._at += 1
-        if self._at >= len(self._text) or self._text[self._at] == "}" or self._depth >= _MAX_DEPTH:
-            return ""
-        self._depth += 1
-        argument = self._atom()
-        self._depth -= 1
-        return argument
-
-    def _raw_argument(self) -> str:
-        """An argument in braces as it is written; empty if there is none."""
-        end = self._text.find("}", self._at)
-        if self._text[self._at : self._at + 1] != "{" or end < 0:
-            return ""
-        raw = self._text[self._at + 1 : end]
-        self._at = end + 1
-        return raw
-
-    def _script(self, sign: str) -> str:
-        inside = self._argument().strip()
-        if sign == "^" and inside in ("∘", "°"):
-            return "°"
-        table = _SUBSCRIPTS
-        if sign == "^":
-            table = _SUPERSCRIPTS
-        inside = inside.replace("−", "-")
-        if not inside:
-            return sign
-        if all(ord(letter) in table for letter in inside):
-            return inside.translate(table).replace(" ", "")
-        if len(inside) == 1:
-            return f"{sign}{inside}"
-        return f"{sign}({inside})"
-
-    def _command(self) -> str:
-        match = _COMMAND.match(self._text, self._at)
-        if match is None:  # a backslash at the end
-            self._at += 1
-            return "\\"
-        self._at = match.end()
-        name = match.group(1)
-        starred = name.removesuffix("*")
-        if name in _SPACES:
-            return _SPACES[name]
-        if name == "\\":
-            return "\n"
-        if not name[0].isalpha():
-            if name == "|":
-                return "‖"
-            return name
-        if starred in _SYMBOLS:
-            return _SYMBOLS[starred]
-        if (letter := _greek(name)) is not None:
-            return letter
-        if starred in _FUNCTIONS:
-            following = self._text[self._at : self._at + 1]
-            if following.isalnum() or following == "\\":
-                return f"{starred} "
-            return starred
-        if starred in _DROPPED:
-            if (
-                starred in ("left", "right", "middle")
-                and self._text[self._at : self._at + 1] == "."
-            ):
-                self._at += 1
-            return ""
-        if starred in _PLAIN:
-            return self._argument()
-        if starred in _ACCENTS:
-            return _accented(self._argument(), _ACCENTS[starred], starred)
-        special = _SPECIAL.get(starred)
-        if special is not None:
-            return special(self)
-        return self._unknown(name)
-
-    def _unknown(self, name: str) -> str:
-        """A command as it was written, with its arguments."""
-        parts = [f"\\{name}"]
-        while self._text[self._at : self._at + 1] == "{":
-            self._at += 1
-            parts.append(f"{{{self._group()}}}")
-        return "".join(parts)
-
-    # ------------------------------------------------------------------ commands with arguments
-
-    def fraction(self) -> str:
-        above = self._argument().strip()
-        below = self._argument().strip()
-        if not above and not below:
-            return "\\frac"
-        return f"{_in_parentheses(above)}/{_in_parentheses(below)}"
-
-    def binomial(self) -> str:
-        return f"({self._argument()} choose {self._argument()})"
-
-    def root(self) -> str:
-        degree = ""
-        if self._text[self._at : self._at + 1] == "[":
-            self._at += 1
-            degree = self._until("]")
-            self._at += 1
-        of = _in_parentheses(self._argument().strip())
-        sign = {"3": "∛", "4": "∜"}.get(degree)
-        if sign is None:
-            raised = all(ord(letter) in _SUPERSCRIPTS for letter in degree)
-            sign = f"{degree.translate(_SUPERSCRIPTS) if raised else f'{degree} '}√"
-        return f"{sign}{of}"
-
-    def double_struck(self) -> str:
-        return "".join(_DOUBLE_STRUCK.get(letter, letter) for letter in self._argument())
-
-    def remainder(self) -> str:
-        return f" (mod {self._argument()})"
-
-    def tag(self) -> str:
-        return f"  ({self._argument()})"
-
-    def nothing(self) -> str:
-        self._raw_argument()
-        return ""
-
-    def environment(self) -> str:
-        name = self._raw_argument().removesuffix("*")
-        end = re.compile(rf"\\end\s*{{{re.escape(name)}\*?}}").search(self._text, self._at)
-        if end is None or self._depth >= _MAX_DEPTH:
-            return f"\\begin{{{name}}}"
-        if name in ("array", "tabular"):
-            self._raw_argument()
-        inside = _Formula(self._text[self._at : end.start()], self._depth + 1)
-        self._at = end.end()
-        rows = [" ".join(row.split()) for row in inside.read().split("\n") if row.strip()]
-        if name in _MATRICES or name == "array":
-            ends = _MATRICES.get(name, "[]")
-            return f"{ends[0]}{'; '.join(rows)}{ends[1]}"
-        if name == "cases":
-            if len(rows) < 2:
-                return "{ " + "\n".join(rows)
-            return "\n" + "\n".join(f"⎨ {r}" for r in rows)
-        return "\n".join(rows)
-
-    def stacked(self) -> str:
-        above = self._argument()
-        below = self._argument()
-        return f"{below}^({above})"
+def _matrix(match: re.Match[str]) -> str:
+    """Return a matrix in one line: its rows between semicolons."""
+    brackets = _BRACKETS.get(match[1], "[]")
+    rows = (row.strip() for row in match[2].split(r"\\"))
+    return brackets[0] + "; ".join(row for row in rows if row) + brackets[1]
 
 
-_SPECIAL: Final[dict[str, Callable[[_Formula], str]]] = {
-    **dict.fromkeys(("frac", "dfrac", "tfrac", "cfrac", "sfrac"), _Formula.fraction),
-    **dict.fromkeys(("binom", "dbinom", "tbinom"), _Formula.binomial),
-    **dict.fromkeys(("label", "hspace", "vspace", "color"), _Formula.nothing),
-    **dict.fromkeys(("overset", "stackrel"), _Formula.stacked),
-    "sqrt": _Formula.root,
-    "mathbb": _Formula.double_struck,
-    "pmod": _Formula.remainder,
-    "tag": _Formula.tag,
-    "begin": _Formula.environment,
-}
+def _symbol(match: re.Match[str]) -> str:
+    """Return the sign of a command without arguments. Other commands stay."""
+    name = match[1].removesuffix("*")
+    if name in _SPACES:
+        return _SPACES[name]
+    if not name[:1].isalpha():
+        return name.translate(_LITERAL_BRACES)
+    if name in _FUNCTIONS:
+        following = match.string[match.end() : match.end() + 1]
+        if following.isalnum() or following == "\\":
+            return f"{name} "
+        return name
+    return _SYMBOLS.get(name, match[0])
 
 
-def _greek(name: str) -> str | None:
-    low = name.lower()
-    if low not in _GREEK or name not in (low, low.capitalize()):
-        return None
-    case = "CAPITAL"
-    if name == low:
-        case = "SMALL"
-    return unicodedata.lookup(f"GREEK {case} LETTER {_LAMBDA.get(low, low).upper()}")
+def _without_groups(match: re.Match[str]) -> str:
+    """Rewrite a command with its arguments, or a group without a command."""
+    command = (match[1] or "").removeprefix("\\")
+    option = match[2] or ""
+    first, *others = match[3][1:-1].split("}{")
+    later_groups = "".join(f"{{{group}}}" for group in others)
+    if match[1] is None:
+        if match.string[: match.start()].endswith("\ue001"):
+            return match[0].translate(_LITERAL_BRACES)  # a further argument of an unknown command
+        if match[2] is not None:
+            first = f"[{option}]{first}"
+        return first + later_groups
+    if command in ("^", "_"):
+        return _script(command, first.strip()) + later_groups
+    if command in _PLAIN:
+        return first + later_groups
+    if command in _ACCENTS:
+        return _accented(first, command) + later_groups
+    if command == "mathbb":
+        return "".join(_DOUBLE_STRUCK.get(letter, letter) for letter in first) + later_groups
+    if command == "sqrt":
+        sign = _ROOTS.get(option) or f"{_script('^', option)}√"
+        return sign + _in_parentheses(first) + later_groups
+    if command in ("frac", "dfrac", "tfrac", "cfrac", "binom"):
+        if not others:
+            return match[0]  # The second argument still has a group inside.
+        if command == "binom":
+            return f"({first} choose {others[0]})" + later_groups.partition("}")[2]
+        return (
+            f"{_in_parentheses(first)}/{_in_parentheses(others[0])}"
+            + later_groups.partition("}")[2]
+        )
+    return match[0].translate(_LITERAL_BRACES)
 
 
-def _accented(inside: str, mark: str, name: str) -> str:
-    if len(inside) == 1 or (inside and name in ("overline", "underline", "bar")):
-        marked = "".join(letter + mark for letter in inside)
-        return unicodedata.normalize("NFC", marked)
-    return f"{name}({inside})"
+def _script(sign: str, text: str) -> str:
+    """Return a superscript or a subscript. Brackets replace what has no small form."""
+    if sign == "^" and text in ("∘", "°"):
+        return "°"
+    table = _SUBSCRIPTS
+    if sign == "^":
+        table = _SUPERSCRIPTS
+    text = text.replace("−", "-")
+    if text and all(ord(letter) in table for letter in text):
+        return text.translate(table).replace(" ", "")
+    if len(text) < 2:
+        return f"{sign}{text}"
+    return f"{sign}({text})"
+
+
+def _accented(text: str, name: str) -> str:
+    if len(text) == 1 or (text and name in ("overline", "bar")):
+        return unicodedata.normalize("NFC", "".join(letter + _ACCENTS[name] for letter in text))
+    return f"{name}({text})"
 
 
 def _in_parentheses(text: str) -> str:
+    text = text.strip()
     if _SIMPLE.fullmatch(text):
         return text
     return f"({text})"
