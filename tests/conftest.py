@@ -173,6 +173,16 @@ def _own_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"XDG_{part.upper()}_HOME", str(home / part))
 
 
+@pytest.fixture
+def one_thread(_own_home: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that the test starts compute with one thread.
+
+    Threads wait for each other in busy loops. With two of them per program, and a test process more than there
+    are cores, an answer takes twice the processor time.
+    """
+    monkeypatch.setenv("LOCALCHAT_THREADS", "1")
+
+
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that leaves this machine fails at once, and says so."""
