@@ -1,5 +1,7 @@
 """For every test: a home of its own, no network, and the checkout's code in subprocesses too."""
 
+import atexit
+import gc
 import os
 import re
 import signal
@@ -15,6 +17,10 @@ import pytest
 from hypothesis import settings
 
 from tests.support.paths import ROOT
+
+# Imports and collected tests are a million permanent objects. A full garbage collection traverses them in about
+# a second, so there is none until they are frozen (`pytest_collection_finish`).
+gc.disable()
 
 # Read once, when Triton is first imported, whichever test does so: kernels run in its interpreter on a CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -120,6 +126,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for tier in tiers_of(item.path):
             item.add_marker(tier)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # else nanobind reports what is left at the exit
 
 
 def tiers_of(path: Path) -> list[str]:
