@@ -1,5 +1,7 @@
 """For every test: a home of its own, no network, and the checkout's code in subprocesses too."""
 
+import atexit
+import gc
 import os
 import re
 import signal
@@ -15,6 +17,10 @@ import pytest
 from hypothesis import settings
 
 from tests.support.paths import ROOT
+
+# Imports and collected tests are a million permanent objects. A full garbage collection traverses them in about
+# a second, so there is none until they are frozen (`pytest_collection_finish`).
+gc.disable()
 
 # Read once, when Triton is first imported, whichever test does so: kernels run in its interpreter on a CPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -122,6 +128,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(tier)
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # else nanobind reports what is left at the exit
+
+
 def tiers_of(path: Path) -> list[str]:
     """Markers of a test file or folder."""
     place = path.relative_to(Path(__file__).parent)
@@ -171,6 +183,16 @@ def _own_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for part in ("config", "data", "state", "cache"):
         monkeypatch.setenv(f"XDG_{part.upper()}_HOME", str(home / part))
+
+
+@pytest.fixture
+def one_thread(_own_home: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that the test starts compute with one thread.
+
+    Threads wait for each other in busy loops. With two of them per program, and a test process more than there
+    are cores, an answer takes twice the processor time.
+    """
+    monkeypatch.setenv("LOCALCHAT_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

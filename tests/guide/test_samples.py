@@ -11,6 +11,8 @@ from localchat.session.context import ModelSetup
 from localchat.tui.widgets.welcome import greeting
 from tests.support.tui_stage import Stage
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NAMED = {
     "What can localchat do?": ("models", "terminal"),
     "Which model should I choose?": ("GB", "localchat"),

@@ -75,7 +75,7 @@ for name, job in jobs.items():
 print(json.dumps(found))
 """
 UNMET = """
-import json, pickle, sys
+import json, pickle, random, sys
 from localchat_cuda.compile_ahead import trace
 
 class Seen(trace.Claims):
@@ -89,10 +89,15 @@ for name, job in jobs.items():
     claims.kept = {}
     trace.only_compile(job.gpu, claims)
     runner, vocabulary = trace.meta_runner(job), job.config.vocabulary
-    assert not trace.launch_all(runner, vocabulary, trace.compile_shapes(job.capabilities)), name
-    count = len(claims.kept)
     assert not trace.launch_all(runner, vocabulary, more), name
-    found[name] = [count, list(claims.kept.values())[count:]]
+    wanted, claims.kept = claims.kept, {}
+    trace.only_compile(job.gpu, claims)  # forgets what was launched before
+    shapes = list(trace.compile_shapes(job.capabilities))
+    random.Random(3).shuffle(shapes)  # so that most kernels are met early
+    while shapes and not wanted.keys() <= claims.kept.keys():
+        assert not trace.launch_all(runner, vocabulary, shapes[:16]), name
+        del shapes[:16]
+    found[name] = [len(wanted), [wanted[key] for key in wanted if key not in claims.kept]]
 print(json.dumps(found))
 """
 READ = """
@@ -113,10 +118,14 @@ def first_stage(self, stages, options, language, capability=None):
     stages["ttir"] = lambda module, metadata: module
 
 CUDABackend.add_stages, compiler.CompiledKernel = first_stage, lambda source, *rest: None
-(job, package), read = pickle.load(sys.stdin.buffer), set()
+(job, package, few), read = pickle.load(sys.stdin.buffer), set()
 trace.only_compile(job.gpu, Read(""))
-failed = trace.launch_all(
-    trace.meta_runner(job), job.config.vocabulary, trace.compile_shapes(job.capabilities))
+# Steps that differ in their histories alone need the same kernels, except for attention.
+shapes = {
+    tuple(row[1:] for row in shape.rows) + shape[1:]: shape
+    for shape in trace.compile_shapes(job.capabilities)
+    if not (few and 4 != sum(width for _, width, _ in shape.rows) <= 64)}
+failed = trace.launch_all(trace.meta_runner(job), job.config.vocabulary, shapes.values())
 print(json.dumps([collections.Counter(name for name, _ in read), [str(error) for error in failed[:3]]]))
 """
 
@@ -285,12 +294,13 @@ def test_triton_reads_the_kernels_of_every_format(tmp_path: Path) -> None:
     with_zeros = {**GPTQ, "bits": 8, "sym": False}
     int8 = job_of({**raw, "quantization_config": with_zeros}, HOPPER, slots=8, context=600)
     read = Counter[str]()
-    for job in (gguf._replace(formats=formats), int8):
-        counts, failed = json.loads(child(["-c", READ], (job, "ggml"), tmp_path))
+    # Numbers of rows add branches that are the same in all formats: one format is read with all of them.
+    for job, few in ((gguf._replace(formats=formats), True), (int8, False)):
+        counts, failed = json.loads(child(["-c", READ], (job, "ggml", few), tmp_path))
         assert not failed
         read.update(counts)
-    assert read["_few_kernel"] >= 4 * len(FORMS)  # up to 4 rows and to 8, after a norm and not
-    assert read["_tiles_kernel"] >= 2 * len(FORMS)  # up to 32 rows and more
+    assert read["_few_kernel"] >= 2 * len(FORMS)  # after a norm and not
+    assert read["_tiles_kernel"] >= len(FORMS)
     assert read["_dequantize_kernel"] >= len(FORMS)
     assert read["_prepare_kernel"] > 4
 
@@ -299,7 +309,7 @@ def test_triton_reads_the_kernels_of_every_format(tmp_path: Path) -> None:
 def test_triton_reads_the_kernels_of_experts(stored: dict[str, Any], tmp_path: Path) -> None:
     raw = {**CONFIGS["qwen1.5-moe:14b-a2.7b"][0], "num_hidden_layers": 2, **stored}
     job = job_of(raw, HOPPER, slots=9, context=300)
-    read, failed = json.loads(child(["-c", READ], (job, "experts"), tmp_path))
+    read, failed = json.loads(child(["-c", READ], (job, "experts", False), tmp_path))
     assert not failed
     assert read["_few_logits_kernel"] >= 4  # 1, 2, 4 and 8 rows
 

@@ -59,7 +59,7 @@ def engines() -> Iterator[Callable[..., LocalEngine]]:
     def open_engine(model: TinyMedia, kv_folder: Path | None = None, **load: Any) -> LocalEngine:
         options = EngineOptions(
             model=model.model,
-            load=LoadOptions(context_tokens=2048, **load),
+            load=LoadOptions(context_tokens=2048, threads=1, **load),
             kv_folder=kv_folder,
             kv_folder_bytes=10**9,
         )
@@ -147,7 +147,7 @@ def test_greedy_text_equals_that_of_llama_cpps_own_server(
     family: str, tiny: Callable[[str], TinyMedia], engines: Callable[..., LocalEngine]
 ) -> None:
     model = tiny(family)
-    asked = [attachment(family, seed, len(QUESTION)) for seed in range(20)]
+    asked = [attachment(family, seed, len(QUESTION)) for seed in range(8)]
     responses = rival_answers(*model, list(map(rival_request, asked)))
     engine = engines(model)
     answers = [ask(engine, request(QUESTION, each)) for each in asked]
@@ -158,7 +158,7 @@ def test_greedy_text_equals_that_of_llama_cpps_own_server(
         response["usage"]["prompt_tokens"] for response in responses
     ]
     # The texts depend on the pictures.
-    assert len(set(expected)) > 5
+    assert len(set(expected)) > 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)

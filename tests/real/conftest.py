@@ -55,6 +55,11 @@ def model_path(name: str) -> Path:
     pytest.skip(f"{name} is missing: set LOCALCHAT_REAL_MODELS to a folder that contains it")
 
 
+@pytest.fixture(autouse=True)
+def _one_thread(one_thread: None) -> None:
+    """Every program over a real model computes with one thread."""
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct in Q4_1: llama architecture, chat template, vocabulary of 49,152."""

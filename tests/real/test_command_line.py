@@ -28,6 +28,7 @@ def environment(smollm2: Path, tmp_path: Path) -> dict[str, str]:
     variables |= {"HOME": str(tmp_path), "LOCALCHAT_MODEL": str(smollm2)}
     variables |= {"LOCALCHAT_TEMPERATURE": "0", "LOCALCHAT_MAX_TOKENS": "12"}
     variables |= {"LOCALCHAT_CONTEXT_LENGTH": "1024", "LOCALCHAT_ATTACH": "false"}
+    variables["LOCALCHAT_THREADS"] = "1"
     paths = (_ROOT, _ROOT / "backends", os.environ.get("PYTHONPATH", ""))
     variables["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if str(path))
     return variables

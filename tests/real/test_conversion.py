@@ -91,7 +91,7 @@ def greedy(engine: LocalEngine) -> list[str]:
     prompts = [Messages((Message("user", question),)) for question in QUESTIONS]
     sampling = Sampling(temperature=0)
     return [
-        ask(engine, GenerateRequest(prompt, sampling=sampling, max_tokens=40)).text
+        ask(engine, GenerateRequest(prompt, sampling=sampling, max_tokens=12)).text
         for prompt in prompts
     ]
 

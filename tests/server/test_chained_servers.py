@@ -29,6 +29,8 @@ from localchat.fit.load_options import LoadOptions
 from localchat.server.token_counts import estimated_tokens
 from tests.support.http_server import Stage, running
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GUIDE = Path(localchat.__file__).with_name("guide") / "guide.gguf"
 
 

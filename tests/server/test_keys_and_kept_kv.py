@@ -6,12 +6,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import localchat
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.fit.load_options import LoadOptions
 from localchat.measure.workload import prose
 from tests.support.http_server import UNHURRIED, Wire, running
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 GUIDE = Path(localchat.__file__).with_name("guide") / "guide.gguf"
 KEYS = ("a-first-client", "another-client")

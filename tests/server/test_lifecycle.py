@@ -60,7 +60,7 @@ def test_all_prompts_of_a_request_are_cancelled_with_it(stage: Stage) -> None:
 
 
 def test_a_client_that_leaves_in_a_silence_is_noticed_too(stage: Stage) -> None:
-    word = stage.plays("silent", Text(0, "a"), Finished(0, "stop"), gap_s=30.0)
+    word = stage.plays("silent", Text(0, "a"), Finished(0, "stop"), gap_s=6.0)
     before = stage.engine.cancelled
     with Wire(stage.port) as wire:
         messages = [{"role": "user", "content": word}]

@@ -35,7 +35,7 @@ def _serve(model: str, projector: str) -> list[dict[str, Any]]:
     parameters.mmproj.path = projector
     parameters.n_ctx = 2048
     parameters.n_parallel = 1
-    parameters.cpuparams.n_threads = 2
+    parameters.cpuparams.n_threads = 1
     parameters.flash_attn_type = xllamacpp.llama_flash_attn_type(_FLASH_OFF)
     server = xllamacpp.Server(parameters)
     answers = []

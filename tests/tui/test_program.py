@@ -21,6 +21,8 @@ from localchat.tui.launch import can_show, launch
 from tests.support.terminal_program import NEVER_ENDING, PATIENCE_S, Program, endless
 from tests.support.tui_stage import Stage
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Start = Callable[..., Program]
 LONG = "Explain the KV cache, prefill, decode and speculation."
 

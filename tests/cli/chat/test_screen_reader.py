@@ -3,7 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.support.terminal_program import Program
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Escape sequences, backspaces, and carriage returns that do not end a line.
 MOVES = re.compile(rb"\x1b|\x08|\x0b|\x0c|\r(?!\r*\n)")

@@ -17,6 +17,8 @@ from tests.support.fake_hub import FakeHub, Fault, listing_of, sha256
 from tests.support.gguf_files import Size, write_split
 from tests.support.terminal_screen import Screen
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 README = Path(__file__).parents[3] / "README.md"
 NAME = "maker/Small-GGUF"
 BODY = b"GGUF" + bytes(1_000)

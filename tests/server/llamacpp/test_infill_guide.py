@@ -16,6 +16,8 @@ from localchat.fit.load_options import LoadOptions
 from tests.support.http_server import Wire, running
 from tests.support.llamavim import VIM, VIM_CHECK, VIM_WARM
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def guide() -> Iterator[tuple[Engine, int]]:
