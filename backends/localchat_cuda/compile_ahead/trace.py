@@ -110,7 +110,6 @@ def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> Model
             config.qkv_heads(n),
             config.intermediate_of(n),
             config.has_experts(n),
-            bool(config.gemma and config.gemma.altup and config.gemma.altup.cutoff(n) is not None),
         ): n
         for n in reversed(range(last))
     }

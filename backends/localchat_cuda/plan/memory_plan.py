@@ -233,17 +233,13 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     dense_layers = (n for n in range(config.layers) if config.gemma or not config.has_experts(n))
     feed = 2 * max(map(config.intermediate_of, dense_layers), default=0)
     width = max(config.qkv_columns, feed, config.hidden)
-    rows = 3
     if config.recurrent is not None:
         width = max(width, config.recurrent.columns)
     if config.gemma is not None:
         width = max(width, config.layers * config.gemma.input_columns)
-        if config.gemma.altup:
-            # Streams of the residual, and the projections that they begin with.
-            rows += 2 * config.gemma.altup.streams
     if config.latent is not None:
         width = max(width, config.latent.queries(config.heads))
-    activations = step * (2 * width + rows * config.hidden) * _FLOAT
+    activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     activations += step * _extra_token_bytes(config)
     logits = 4 * logit_rows(slots) * config.vocabulary * _FLOAT
     states = min(step, LARGEST_CAPTURED) * config.hidden * _HALF

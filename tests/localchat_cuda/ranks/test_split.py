@@ -82,7 +82,6 @@ def test_packed_steps_and_fp8_keys_are_divided_too(tmp_path: Path) -> None:
         ),
         ("llama", {"intermediate_size": 144}, 2, "144 columns"),
         ("llama", {}, 9, "1 to 8 GPUs"),
-        ("gemma3n", {}, 2, "compare each gate"),
     ],
 )
 def test_a_model_that_cannot_be_divided_is_refused_with_the_possible_numbers(
