@@ -33,7 +33,7 @@ TIERS = {
         *("localchat_cuda/test_architectures.py", "localchat_cuda/test_compile_ahead.py"),
         *("localchat_cuda/test_families.py", "localchat_cuda/test_family_formats.py"),
         *("localchat_cuda/test_guide.py", "localchat_cuda/test_guide_w8.py"),
-        *("localchat_cuda/test_bounded_head.py", "localchat_cuda/test_head_int8.py"),
+        "localchat_cuda/test_bounded_head.py",
         "localchat_cuda/test_kv_fp8_model.py",
         "localchat_cuda/test_large_residual.py",
         *("localchat_cuda/ranks", "localchat_cuda/test_drafts.py"),

@@ -58,11 +58,9 @@ def test_a_prompt_beyond_the_window_is_transformers(kind: str, stored: str, tmp_
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3"])
-def test_keys_of_8_bits_and_a_head_of_8_bits_serve_windows_and_caps(
-    kind: str, tmp_path: Path
-) -> None:
+def test_keys_of_8_bits_serve_windows_and_caps(kind: str, tmp_path: Path) -> None:
     model, tokens = made(kind, "gptq in order", tmp_path), tokens_of(32, 90)
-    runner = tiny_runner(tmp_path, step=32, fp8_kv=True, head_int8=True)
+    runner = tiny_runner(tmp_path, step=32, fp8_kv=True)
     told = TinyLoop(runner).say(request(tokens, prompt_logprobs=0, max_tokens=8))
     logs = wanted_of(model, tokens).log_softmax(-1)[:-1]
     wanted = logs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]

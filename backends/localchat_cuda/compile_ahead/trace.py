@@ -89,7 +89,6 @@ class CompileJob(NamedTuple):
     config: ModelConfig
     capabilities: Capabilities
     gpu: launch.Traits
-    head_int8: bool = False
     unpacked: bool = False
     """Memory also contains unpacked copies of packed layers."""
     head_bounds: bool = False
@@ -148,7 +147,6 @@ def meta_runner(job: CompileJob) -> CudaRunner:
         config,
         MetaWeights(job.formats, config.head_format),
         META,
-        head_int8=job.head_int8,
         head_bounds=job.head_bounds,
     )
     if job.unpacked:

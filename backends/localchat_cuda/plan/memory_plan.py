@@ -32,7 +32,6 @@ from localchat_cuda.plan.draft_plan import DraftShape
 from localchat_cuda.plan.weight_sizes import (
     float_bytes,
     head_bounds_bytes,
-    head_int8_bytes,
     own_dummy_bytes,
     unpacked_bytes,
     weight_share,
@@ -162,11 +161,6 @@ def _check_options(config: ModelConfig, options: LoadOptions) -> None:
         raise UsageError(
             "The CUDA backend keeps all weights on the GPU: no experts can stay in RAM.",
             hint="Leave out --experts-on-cpu, or take a GGUF of the model for llama.cpp.",
-        )
-    if options.head_int8 and config.hidden % HEAD_COLUMNS:
-        raise UsageError(
-            f"The head of this model, with {config.hidden} columns, cannot be rounded to 8 bits.",
-            hint=f"Leave out --head-int8: it takes columns in {HEAD_COLUMNS}s.",
         )
     possible = kv_types(config)
     if canonical_kv_type(options.kv_type) not in (None, *possible):
@@ -527,9 +521,6 @@ def _with_head(budget: GpuBudget) -> GpuBudget:
     if config.head_format and config.tied:
         # The embedding is in memory, too.
         weights += packed_bytes(config.head_format, config.vocabulary, config.hidden)
-    if budget.load.options.head_int8 and not config.head_format:
-        weights += head_int8_bytes(config)
-        notes = (*notes, "The output head is rounded to 8 bits.")
     return replace(budget, weights=weights, notes=notes)
 
 
@@ -574,7 +565,7 @@ def _with_head_bounds(budget: GpuBudget) -> GpuBudget:
     It takes at most a quarter of the room for the KV cache.
     """
     load = budget.load
-    if load.options.head_int8 or not can_bound_head(load.config):
+    if not can_bound_head(load.config):
         return budget
     copy_bytes = head_bounds_bytes(load.config)
     room = budget.kv_room()

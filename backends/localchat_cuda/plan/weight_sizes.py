@@ -188,18 +188,6 @@ def unpacked_bytes(config: ModelConfig) -> int:
     )
 
 
-def head_int8_bytes(config: ModelConfig) -> int:
-    """Return the additional bytes of an 8-bit head over the floating one.
-
-    Negative, unless the embedding is also the head and stays.
-    """
-    numbers = config.vocabulary_part * config.hidden
-    number_bytes = float_bytes(config)
-    return (
-        numbers + _FLOAT * config.vocabulary_part - (0 if config.tied else numbers * number_bytes)
-    )
-
-
 def head_bounds_bytes(config: ModelConfig) -> int:
     """Return the bytes of an int8 copy of the head with its scales and bounds."""
     return config.vocabulary * (config.hidden + 2 * _FLOAT)

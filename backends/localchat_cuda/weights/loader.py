@@ -18,7 +18,6 @@ from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.tensor_names import is_in_layers
 from localchat_cuda.kernels.delta_net import DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
-from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import bounded_head
 from localchat_cuda.kernels.ggml import GgmlWeight
 from localchat_cuda.kernels.int4 import pack as w4_pack
@@ -514,7 +513,6 @@ def load(
     device: torch.device,
     *,
     dtype: torch.dtype | None = None,
-    head_int8: bool = False,
     head_bounds: bool = False,
     progress: Progress = lambda done, total: True,
     notify: Callable[[str], None] = lambda text: None,
@@ -522,7 +520,6 @@ def load(
     """Load all weights to `device` in `dtype`. Raises ModelInvalid.
 
     `dtype`: of floating weights; None: the config's. Packed layers stay packed.
-    `head_int8`: round the head to 8 bits. An embedding that is tied to the head stays floating.
     `head_bounds`: add an int8 copy of the head with bounds of its error.
     `progress`: called with (loaded layers, all layers) after each layer. EngineClosed if it returns False.
     `notify`: gets sentences about the checkpoint for the user."""
@@ -537,17 +534,13 @@ def load(
         if not progress(number + 1, config.layers):
             raise EngineClosed("The load was cancelled.")
     head = loader.head(embedding)
-    stored_head: torch.Tensor | w8_pack.W8 | GgmlWeight = head
     copy = None
-    if isinstance(head, torch.Tensor):
-        if head_int8:
-            stored_head = w8_pack.whole_rows(head)
-        if head_bounds:
-            copy = bounded_head(head)
+    if head_bounds and isinstance(head, torch.Tensor):
+        copy = bounded_head(head)
     last_norm = loader.norm(names.last_norm, config.hidden)
     if config.logits_divisor != 1.0:
         # The head is linear, so the last norm can divide the logits.
         last_norm = last_norm.float() / config.logits_divisor
     inputs = loader.inputs()
     loader.report_unread()
-    return ModelWeights(embedding, tuple(layers), last_norm, stored_head, copy, inputs)
+    return ModelWeights(embedding, tuple(layers), last_norm, head, copy, inputs)

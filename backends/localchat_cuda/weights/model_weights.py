@@ -10,7 +10,6 @@ import torch
 from localchat_cuda.kernels import ggml, int4
 from localchat_cuda.kernels.delta_net import DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts
-from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
 from localchat_cuda.kernels.ggml import GgmlWeight
 from localchat_cuda.kernels.int4 import gemm_dequant
@@ -63,7 +62,7 @@ class ModelWeights:
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     last_norm: torch.Tensor
-    head: torch.Tensor | w8_pack.W8 | GgmlWeight
+    head: torch.Tensor | GgmlWeight
     bounded_head: BoundedHead | None = None
     """Int8 copy of a floating head."""
     inputs: LayerInputs | None = None
