@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights, WeightSource
+from tests.support import int4_reference
 from tests.support.awq import to_awq
 
 CPU = torch.device("cpu")
@@ -604,7 +606,9 @@ class Tiny:
         how: Any = {"kernels": self.kernels, "collective": self.collective}
         layers = kind(self.config, inputs, self.pages, **how)
         model = DeviceModel(self.config, self.weights, self.pages, **how)
-        return model.logits(ARCHITECTURES[self.config.architecture].forward(layers, self.weights))
+        forward = ARCHITECTURES[self.config.architecture].forward
+        with nullcontext() if self.kernels else int4_reference.in_place_of_kernels():
+            return model.logits(forward(layers, self.weights))
 
     def prompt(self, tokens: Sequence[int], chunk: int, slot: int = 0, **how: bool) -> torch.Tensor:
         """Logits of every token, computed in chunks."""

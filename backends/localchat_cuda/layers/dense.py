@@ -643,9 +643,10 @@ class Layers(ABC, Generic[X]):
         if y is not None and post is not None:
             post_norm = self.implementation(rms_norm_post.post_norm, rms_norm_post.reference)
             post_norm(y, residual, post, gain, out, eps, scale)
+        elif gain is not None and self.kernels:
+            rms_norm.add_norm(y, residual, gain, out, eps, packed, bias)
         elif gain is not None:
-            add_norm = self.implementation(rms_norm.add_norm, rms_norm.reference)
-            add_norm(y, residual, gain, out, eps, packed, bias)
+            rms_norm.reference(y, residual, gain, out, eps, bias)
         else:
             assert y is None, "partial sums without a norm"
             out.copy_(residual)
