@@ -89,7 +89,7 @@ def test_finding_backends_loads_no_native_library() -> None:
 
 def test_planning_a_load_on_a_gpu_knows_every_family_without_torch() -> None:
     loaded = modules_after("import localchat_cuda.config.reader, localchat_cuda.plan.memory_plan")
-    assert {f"localchat_cuda.architectures.{name}" for name in ("llama", "gemma3n")} <= loaded
+    assert {f"localchat_cuda.architectures.{name}" for name in ("llama", "gemma4")} <= loaded
     assert loaded & {"torch", "triton", "numpy"} == set()
 
 

@@ -141,7 +141,6 @@ def load_runner(
     formats: LayerFormats = ()
     if isinstance(source, GgufWeights):
         formats = layer_formats(source.header)
-    head_int8 = request.options.head_int8 and not config.head_format
     # Safe mode avoids kernels that are not needed.
     head_bounds = plan.head_bounds and device.type == "cuda" and not request.safe_mode
     memory = _host_memory(device, caps, notify, group)
@@ -153,7 +152,6 @@ def load_runner(
             caps,
             device if compiles else torch.device("cpu"),
             notify,
-            head_int8=head_int8,
             unpacked=plan.unpacked_bytes > 0,
             head_bounds=head_bounds,
             formats=formats,
@@ -164,7 +162,6 @@ def load_runner(
             config,
             source,
             device,
-            head_int8=head_int8,
             head_bounds=head_bounds,
             progress=report_layer,
             notify=notify,

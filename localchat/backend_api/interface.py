@@ -475,11 +475,11 @@ class RebuildOutcome:
     installed: bool
     """Whether the new library is in use from now on."""
     sentence: str
-    """Reason, with the measured speeds."""
+    """Reason, as the end of a sentence."""
 
 
 class Rebuilder(Protocol):
-    """Builds a backend's library for this machine, and installs it if it is better."""
+    """Builds a backend's library for this machine, and installs it if it is correct."""
 
     @property
     def kinds(self) -> Sequence[str]:

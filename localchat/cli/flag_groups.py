@@ -29,7 +29,7 @@ _GROUPS: Final = {
     "Memory and GPU": (
         *("context_length", "kv_cache_type", "window_only", "cache_ram_mib", "cache_disk_gb"),
         *("no_cache_disk", "threads", "gpus", "gpu_layers", "experts_on_cpu", "require_gpu"),
-        *("vram_gb", "kv_gb", "quantize", "head_int8", "draft", "mmproj", "lora", "speculation"),
+        *("vram_gb", "kv_gb", "quantize", "draft", "mmproj", "lora", "speculation"),
         *("anyway", "backend", "llamacpp_library", "dummy_weights"),
     ),
     "Output and screen": (

@@ -293,12 +293,6 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         loads=True,
         applies="reload",
     ),
-    "head_int8": Parameter(
-        "Quantize the output head to 8 bits, which is faster (CUDA)",
-        "--head-int8/--head-exact",
-        Label("Memory", "Output head in 8 bits"),
-        loads=True,
-    ),
     "quantize": Parameter(
         "Quantization of bf16 layers while loading (CUDA)",
         "--quantize",

@@ -52,7 +52,6 @@ class Settings(SamplingNumbers, frozen=True, kw_only=True):
     experts_on_cpu: _Whole | Literal["auto"] = "auto"
     require_gpu: bool = False
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
-    head_int8: bool = False
     quantize: Literal["fp8", "int8", "int4"] | None = None
     anyway: bool = False
     window_only: bool = False
@@ -110,6 +109,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "composer.open_chip": "composer.editor (Ctrl+G) shows the whole message",
     "panel.previous": "Up scrolls the panel",
     "panel.next": "Down scrolls the panel",
+    "head_int8": "the exact output head is as fast",
     "routes": "a request always goes to the one model that it names",
 }
 """Settings, key actions and sections of earlier releases, with the reason of their removal."""

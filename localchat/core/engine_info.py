@@ -167,8 +167,6 @@ def fingerprint(
     Covers the model file, chat template, quantization, what the load rounds, KV type and library versions.
     """
     parts = [__version__, info.identity, info.chat_template or "", info.quantization, kv_type]
-    if load.head_int8:
-        parts.append("head int8")
     if load.gpus != 1:
         parts.append(f"gpus {load.gpus}")
     if load.quantize:

@@ -75,8 +75,6 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Memory limit for the KV cache."""
     dummy_weights: bool = False
     """Whether to use random weights, which measure speed without a model's files."""
-    head_int8: bool = False
-    """Whether to round the output head to 8 bits."""
     quantize: RoundedType | None = None
     """Type to which the layers of a floating checkpoint are rounded while they are read."""
     window_only: bool = False

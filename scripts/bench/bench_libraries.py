@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localchat_llamacpp.library_source import VARIABLE
-from localchat_llamacpp.rebuild.synthetic_gguf import SyntheticModel, write
+from tests.support.synthetic_gguf import SyntheticModel, write
 
 ROOT = Path(__file__).resolve().parents[2]
 _Q4_K = "Q4_K"

@@ -16,7 +16,7 @@ def test_options_go_over_a_base_only_where_they_differ_from_the_defaults() -> No
 
 
 def test_options_survive_a_frame() -> None:
-    options = LoadOptions(context_tokens=64, gpu_layers="all", kv_limit_bytes=7, head_int8=True)
+    options = LoadOptions(context_tokens=64, gpu_layers="all", kv_limit_bytes=7, quantize="int8")
     body = msgspec.msgpack.encode(options)
     assert msgspec.msgpack.decode(body, type=LoadOptions) == options
 
@@ -31,8 +31,8 @@ def test_options_survive_a_frame() -> None:
         (Settings(kv_gb=0.5), LoadOptions(kv_limit_bytes=500_000_000)),
         (Settings(gpu_layers="all", threads=2), LoadOptions(gpu_layers="all", threads=2)),
         (
-            Settings(require_gpu=True, dummy_weights=True, head_int8=True, anyway=True),
-            LoadOptions(require_gpu=True, dummy_weights=True, head_int8=True, anyway=True),
+            Settings(require_gpu=True, dummy_weights=True, anyway=True),
+            LoadOptions(require_gpu=True, dummy_weights=True, anyway=True),
         ),
     ],
 )
@@ -52,7 +52,6 @@ def test_every_option_but_slots_and_draft_follows_a_setting() -> None:
         vram_gb=1.0,
         kv_gb=1.0,
         dummy_weights=True,
-        head_int8=True,
         quantize="int4",
         anyway=True,
         window_only=True,

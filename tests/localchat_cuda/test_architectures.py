@@ -120,7 +120,7 @@ def test_after_the_last_attention_only_rows_with_logits_go_on(
     dense = config.mixture is None or config.gemma is not None
     computed, after = seen[0], 3 if dense else 1
     if config.gemma is not None and config.gemma.input_columns:
-        after += 3 if config.gemma.altup else 2  # Laurel's second product
+        after += 2
     assert computed >= 40
     assert set(seen[:-after]) == {computed}
     assert seen[-after:] == [wanted if 2 * wanted <= computed else computed] * after

@@ -82,7 +82,5 @@ def test_the_plan_counts_the_copy_where_it_shortens_no_context(
     assert head_bounds_bytes(CONFIG) == CONFIG.vocabulary * (CONFIG.hidden + 8)
     tight = gpu(19 * GB, 24 * GB)
     assert not plan(CONFIG, [header(15 * GB)], asked, tight).head_bounds
-    rounded = LoadOptions(max_slots=2, head_int8=True)
-    assert not plan(CONFIG, [header(15 * GB)], rounded, roomy).head_bounds
     odd = parse_config({**QWEN25, "hidden_size": 1792 + 64, "head_dim": 64}, "it")
     assert not plan(odd, [header(15 * GB)], asked, roomy).head_bounds

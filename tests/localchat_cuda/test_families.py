@@ -20,13 +20,13 @@ from tests.support import tiny_models
 from tests.support.hub_configs import CONFIGS
 from tests.support.speaking_checkpoint import write_speaking
 from tests.support.tiny_engine_core import ON_GPU, TinyLoop, request, tiny_runner
-from tests.support.tiny_models import KINDS, Stretch, Tiny, tokens_of
+from tests.support.tiny_models import KINDS, VOCABULARY, Stretch, Tiny, tokens_of
 
 NEWER = (
     *("mistral", "qwen2-window", "gemma2", "gemma3", "phi3-long", "qwen3-yarn"),
     *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
     *("ministral", "seed-oss", "glm4", "granite", "smollm3"),
-    *("olmo3", "granite4-moe", "gemma3n", "gemma4-small", "gemma4-moe"),
+    *("olmo3", "granite4-moe", "gemma4-small", "gemma4-moe"),
     *("deepseek-v2", "glm4-moe-lite"),
     *("lfm2", "lfm2-moe", "granite4-h", "granite4-h-moe", "nemotron-h", "nemotron-h-moe"),
 )
@@ -38,16 +38,6 @@ SMALL_GEMMA4 = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "attention_k_eq_v": True,
-}
-SMALL_GEMMA3N = {
-    "hidden_size": 64,
-    "intermediate_size": [128, 64, 64],
-    "activation_sparsity_pattern": [0.9, 0.0, 0.5],
-    "num_hidden_layers": 3,
-    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-    "num_kv_shared_layers": 1,
-    "sliding_window": 4,
-    "head_dim": 64,
 }
 TWO_LAYERS = {
     "num_hidden_layers": 2,
@@ -137,7 +127,7 @@ def test_only_gemma_2_caps_its_attention(tmp_path: Path) -> None:
     assert torch.allclose(found, compute_logits(model, tokens), atol=2e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "gemma3", "gemma3n", "olmo3"])
+@pytest.mark.parametrize("kind", ["mistral", "gemma3", "gemma4-small", "olmo3"])
 def test_quantized_layers_serve_windows_drafts_and_batches(kind: str, tmp_path: Path) -> None:
     model = tiny_models.reference(kind)
     tiny_models.save_awq(model, tmp_path)
@@ -199,7 +189,6 @@ def test_kernels_of_gpt_oss_match_transformers(mxfp4: bool, tmp_path: Path) -> N
             10,
             {"hidden_size": 64, "intermediate_size": 32, "shared_intermediate_size": 64},
         ),
-        ("gemma3n", 8, SMALL_GEMMA3N),
         ("gemma4-small", 8, {**SMALL_GEMMA4, "hidden_size": 64, "sliding_window": 4}),
         ("gemma4-moe", 10, {**SMALL_GEMMA4, **TWO_LAYERS, "hidden_size": 64}),
         *(("deepseek-v2", 10, {}), ("glm4-moe-lite", 35, {})),
@@ -224,7 +213,6 @@ def test_kernels_of_dense_weights_match_transformers(
     [
         ("gemma3", "language_model.model."),
         ("gemma3", "model.language_model."),
-        ("gemma3n", "model.language_model."),
     ],
 )
 def test_the_text_part_of_a_model_that_sees_is_loaded_alone(
@@ -317,3 +305,12 @@ def test_unloaded_parts_and_changed_dtypes_are_reported(device: DeviceKind, tmp_
     ]
     assert model.config.dtype == "bfloat16"
     assert model.info.context_train == 131072
+
+
+def test_a_token_reads_one_row_of_the_second_embedding(tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.reference("gemma4-small"), tmp_path)
+    config = read_config(tmp_path)
+    rows = 4 * VOCABULARY * 5 * 128
+    assert weight_sizes.float_bytes(config) * weight_sizes.input_rows(config) == rows
+    weights = weight_sizes.dummy_bytes(config)
+    assert weight_sizes.token_bytes(config, weights) == weights - rows

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from localchat_cuda.kernels import fp8_int8
-from localchat_cuda.kernels.fp8_int8 import gemm_fp8
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.tokenizer import CheckpointTokenizer, chat_template
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.model_weights import ModelWeights
+from tests.support import fp8_reference
 from tests.support.tiny_models import Stretch, Tiny
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ def test_fp8_layers_cost_little_and_so_do_fp8_activations(
     assert 0 < weights_alone < 2e-3
 
     def both(x: torch.Tensor, weight: W8, **_: object) -> torch.Tensor:
-        return gemm_fp8.reference(x, weight)[None]
+        return fp8_reference.gemm(x, weight)[None]
 
     monkeypatch.setattr(fp8_int8, "gemm", both)
     together = guide.divergence(layers)

@@ -106,31 +106,6 @@ def gemma4(draw: Random) -> dict[str, Any]:
     }
 
 
-def gemma3n(draw: Random) -> dict[str, Any]:
-    """Streams, of layers that differ in width, window and sparsity."""
-    layers = draw.randint(2, 6)
-    kinds = ["sliding_attention", "full_attention"]
-    kinds += [draw.choice(kinds) for _ in range(layers - 2)]
-    heads, keys = draw.choice(((4, 2), (4, 4), (2, 1)))
-    return {
-        **dense(draw),
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys,
-        "layer_types": kinds,
-        "num_kv_shared_layers": draw.randint(0, layers - 2),
-        "intermediate_size": [draw.choice((64, 96, 160)) for _ in range(layers)],
-        "activation_sparsity_pattern": [draw.choice((0.0, 0.3, 0.5, 0.95)) for _ in range(layers)],
-        "sliding_window": draw.choice((1, 7, 24, 600)),
-        "hidden_size_per_layer_input": draw.choice((16, 40, 64)),
-        "vocab_size_per_layer_input": draw.choice((120, 160, 200)),
-        "laurel_rank": draw.choice((8, 24, 64)),
-        "altup_num_inputs": draw.choice((2, 3, 4)),
-        "altup_correct_scale": draw.random() < 0.7,
-        "final_logit_softcapping": draw.choice((5.0, 30.0)),
-    }
-
-
 def latent(draw: Random) -> dict[str, Any]:
     """With a latent of the queries or without, and experts in all layers, some or none."""
     heads, experts, layers = draw.choice((1, 2, 4)), draw.randint(1, 9), draw.choice((2, 3))
@@ -265,7 +240,6 @@ FAMILIES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "granite-moe": granite_mixture,
     "granite4": lambda draw: granite4(draw, granite(draw), (64, 192)),
     "granite4-moe": granite4_mixture,
-    "gemma3n": gemma3n,
     "gemma4-small": gemma4,
     "deepseek-v2": latent,
     "glm4-moe-lite": sigmoids,

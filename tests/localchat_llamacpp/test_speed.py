@@ -11,10 +11,10 @@ from localchat.fit.speed import Estimate, PastRun
 from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.plan.speed import expected_rate
-from localchat_llamacpp.rebuild.synthetic_gguf import SyntheticModel, write
 from tests.support.gguf_files import F16, Q8_0, Size, Tensor, gemma3, llama, qwen2
 from tests.support.memory_plans import PLAN
 from tests.support.ram_bandwidth import put_bandwidth
+from tests.support.synthetic_gguf import SyntheticModel, write
 
 BANDWIDTH = 10e9
 MACHINE = Machine("x", frozenset(), 4, 1, 1)

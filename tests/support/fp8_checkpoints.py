@@ -9,7 +9,6 @@ import torch
 
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from tests.support.tiny_models import STREAM_FLOATS
 
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 
@@ -56,8 +55,7 @@ def save_fp8(model: Any, folder: Path, layout: str) -> None:
     tensors = {}
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
-            floating = any(each in name for each in STREAM_FLOATS)
-            if name.startswith("model.layers.") and parameter.dim() == 2 and not floating:
+            if name.startswith("model.layers.") and parameter.dim() == 2:
                 weight, beside = stored(parameter, layout)
                 parameter.copy_(w8_pack.dense(weight))
                 tensors[name] = weight.codes

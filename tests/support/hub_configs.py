@@ -61,39 +61,6 @@ _GEMMA3_TEXT: dict[str, Any] = {
     "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
     "sliding_window": 1024,
 }
-_GEMMA3N: dict[str, Any] = {
-    **_BF16,
-    "architectures": ["Gemma3nForConditionalGeneration"],
-    "eos_token_id": [1, 106],
-    "vision_config": {"hidden_size": 2048},
-    "audio_config": {"hidden_size": 1536},
-}
-_GEMMA3N_TEXT: dict[str, Any] = {
-    "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20,
-    "altup_active_idx": 0,
-    "altup_coef_clip": 120.0,
-    "altup_correct_scale": True,
-    "altup_num_inputs": 4,
-    "final_logit_softcapping": 30.0,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 2048,
-    "hidden_size_per_layer_input": 256,
-    "laurel_rank": 64,
-    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 6,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 30,
-    "num_key_value_heads": 2,
-    "num_kv_shared_layers": 10,
-    "rms_norm_eps": 1e-6,
-    "rope_local_base_freq": 10000.0,
-    "rope_scaling": None,
-    "rope_theta": 1000000.0,
-    "sliding_window": 512,
-    "vocab_size": 262400,
-    "vocab_size_per_layer_input": 262144,
-}
 _PHI: dict[str, Any] = {
     **_BF16,
     "architectures": ["Phi3ForCausalLM"],
@@ -183,24 +150,6 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
             },
         },
         27_009_346_304,
-    ),
-    "gemma-3n-e2b": (
-        {**_GEMMA3N, "text_config": {**_GEMMA3N_TEXT, "intermediate_size": [8192] * 30}},
-        4_435_182_688,
-    ),
-    "gemma-3n-e4b": (
-        {
-            **_GEMMA3N,
-            "text_config": {
-                **_GEMMA3N_TEXT,
-                "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 25,
-                "intermediate_size": [16384] * 35,
-                "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
-                "num_hidden_layers": 35,
-                "num_kv_shared_layers": 15,
-            },
-        },
-        6_835_235_568,
     ),
     "gemma-2-9b": (
         {

@@ -4,6 +4,7 @@ import torch
 
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
+from tests.support import int4_reference
 from tests.support.int4_weights import values
 
 
@@ -26,7 +27,7 @@ def compare_prepare(
     )
     found: list[torch.Tensor] = []
     wanted: list[torch.Tensor] = []
-    for call, held in ((w4_activations.prepare, found), (w4_activations.reference, wanted)):
+    for call, held in ((w4_activations.prepare, found), (int4_reference.prepare, wanted)):
         out: w4_activations.Rows = (
             Int8Rows.empty(rows, k, device, group)
             if kind == "int8"

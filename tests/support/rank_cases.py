@@ -32,11 +32,7 @@ class RankCase:
     """Relative distance of logits that rounding explains."""
 
 
-FAMILIES = {
-    kind: RankCase(kind, _EVEN if kind == "glm4-moe-lite" else {})
-    for kind in KINDS
-    if kind != "gemma3n"
-}
+FAMILIES = {kind: RankCase(kind, _EVEN if kind == "glm4-moe-lite" else {}) for kind in KINDS}
 """A case per family that can be divided."""
 
 

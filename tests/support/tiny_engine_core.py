@@ -94,7 +94,6 @@ def tiny_runner(
     kernels: bool = ON_GPU,
     graphs: bool = True,
     fp8_kv: bool = False,
-    head_int8: bool = False,
     head_bounds: bool = False,
     host_blocks: int = 0,
     saved_states: int = 6,
@@ -115,9 +114,7 @@ def tiny_runner(
         rank = collective.rank
         config = split_config(whole, collective.ranks, folder.name)
         source = RankWeights(CheckpointWeights(folder, device), whole, config, rank)
-    weights = load(
-        config, source, device, dtype=dtype, head_int8=head_int8, head_bounds=head_bounds
-    )
+    weights = load(config, source, device, dtype=dtype, head_bounds=head_bounds)
     hybrid = config.recurrent is not None
     pages = Pages(
         config, blocks + 1, context, device, dtype, PAGE, fp8=fp8_kv, slots=slots,

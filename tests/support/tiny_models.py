@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights, WeightSource
+from tests.support import int4_reference
 from tests.support.awq import to_awq
 
 CPU = torch.device("cpu")
@@ -137,8 +139,6 @@ DELTA_NET_FLOATS = tuple(
     f"{name}.weight" for name in ("conv1d", "conv.conv", "in_proj_ba", "in_proj_a", "in_proj_b")
 )
 """Parts of delta nets that no checkpoint quantizes."""
-STREAM_FLOATS = (".altup.", ".laurel.")
-"""Parts of a Gemma 3n that no checkpoint quantizes."""
 ROUTERS = ("mlp.gate.weight", "expert_gate.weight", "router.weight")
 HYBRID = {
     "initializer_range": 0.15,
@@ -238,22 +238,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts": 6,
             "top_k_experts": 3,
             "moe_intermediate_size": 64,
-        },
-    ),
-    "gemma3n": (
-        "Gemma3n",
-        {
-            **{name: each for name, each in GEMMA.items() if name != "query_pre_attn_scalar"},
-            "num_hidden_layers": 5,
-            "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
-            "num_kv_shared_layers": 2,
-            "intermediate_size": [256, 128, 256, 256, 128],
-            "activation_sparsity_pattern": [0.95, 0.5, 0.3, 0.0, 0.0],
-            "hidden_size_per_layer_input": 128,
-            "vocab_size_per_layer_input": VOCABULARY - 10,
-            "laurel_rank": 64,
-            "final_logit_softcapping": 5.0,
-            "rope_parameters": TWO_ROTATIONS,
         },
     ),
     "phi3": ("Phi3", {**NARROW, **ENDS, "rope_parameters": {"rope_theta": 10000.0}}),
@@ -415,7 +399,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def reference(kind: str, **changed: Any) -> Any:
     """The model in transformers, fp32, every bias and norm away from its dull beginning."""
     family, changes = KINDS[kind]
-    with_text = "Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe"
+    with_text = "Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe"
     text = f"{family}Text" if family in with_text else family
     shape = {**SHAPE, **changes, **changed}
     if "rope_parameters" in shape:
@@ -511,9 +495,7 @@ def save_layers(
                     weight.copy_(found.weight)
                     tensors |= {f"{prefix}.{part}": each for part, each in found.tensors.items()}
                 continue
-            plain = name.endswith((*ROUTERS, *DELTA_NET_FLOATS)) or any(
-                each in name for each in STREAM_FLOATS
-            )
+            plain = name.endswith((*ROUTERS, *DELTA_NET_FLOATS))
             kept = not name.startswith("model.layers.") or parameter.dim() == 1 or plain
             if kept or floating in name:
                 stored = _stored_name(model, name)
@@ -624,7 +606,9 @@ class Tiny:
         how: Any = {"kernels": self.kernels, "collective": self.collective}
         layers = kind(self.config, inputs, self.pages, **how)
         model = DeviceModel(self.config, self.weights, self.pages, **how)
-        return model.logits(ARCHITECTURES[self.config.architecture].forward(layers, self.weights))
+        forward = ARCHITECTURES[self.config.architecture].forward
+        with nullcontext() if self.kernels else int4_reference.in_place_of_kernels():
+            return model.logits(forward(layers, self.weights))
 
     def prompt(self, tokens: Sequence[int], chunk: int, slot: int = 0, **how: bool) -> torch.Tensor:
         """Logits of every token, computed in chunks."""

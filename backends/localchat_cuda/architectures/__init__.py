@@ -21,7 +21,6 @@ ARCHITECTURES: dict[str, ModuleType] = {
         "qwen3_5_moe",
         "gemma2",
         "gemma3",
-        "gemma3n",
         "gemma4",
         "phi3",
         "gpt_oss",

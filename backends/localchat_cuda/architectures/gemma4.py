@@ -92,16 +92,13 @@ FAMILY = Family(
 )
 
 
-def attend(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> X:
-    """Run the attention of a layer. A layer without its own keys has no norm for them."""
-    q_norm = layer.norms["q_norm"]
-    norms = HeadNorms(q_norm, layer.norms.get("k_norm", q_norm), values=True)
-    return ops.attend(ops.gemm(x, layer.linears["qkv"]), number, None, norms)
-
-
 def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
     """Run the attention of a layer: partial sums [S, T, hidden]."""
-    return ops.reduce(ops.gemm(attend(ops, x, layer, number), layer.linears["o"]))
+    # A layer without keys of its own has no norm for them.
+    q_norm = layer.norms["q_norm"]
+    norms = HeadNorms(q_norm, layer.norms.get("k_norm", q_norm), values=True)
+    attended = ops.attend(ops.gemm(x, layer.linears["qkv"]), number, None, norms)
+    return ops.reduce(ops.gemm(attended, layer.linears["o"]))
 
 
 def feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:

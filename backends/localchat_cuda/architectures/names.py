@@ -64,21 +64,6 @@ class RecurrentNames:
 
 
 @dataclass(frozen=True, slots=True)
-class AltUpNames:
-    """Checkpoint names of alternating updates, after `Names.layer`, and of the streams."""
-
-    router: str = "altup.modality_router"
-    norm: str = "altup.router_norm.weight"
-    prediction: str = "altup.prediction_coefs"
-    correction: str = "altup.correction_coefs"
-    scale: str = "altup.correct_output_scale"
-    begin: str = "model.altup_projections.{}"
-    """Linear layers from the embeddings to each stream but the first, with braces for its number."""
-    end: str = "model.altup_unembed_projections.{}"
-    """Linear layers from each stream but the first to the last state."""
-
-
-@dataclass(frozen=True, slots=True)
 class Names:
     """Checkpoint names of a family's tensors.
 
@@ -103,12 +88,9 @@ class Names:
     recurrent: RecurrentNames | None = None
     orders: Mapping[str, Callable[..., torch.Tensor]] = dataclasses.field(default_factory=dict)
     """Functions of the ModelConfig: a gemm's rows in the order of computation, int64 [N]."""
-    floating: frozenset[str] = frozenset()
-    """Gemms whose weights are never rounded."""
     scale: str = ""
     """Number by which a layer multiplies the residual; empty: 1."""
     kv: str = ""
     """Linear layer from a latent to keys and values; empty: attention has no latents."""
     inputs: tuple[str, str, str] | None = None
     """Table, projection and norm of a second embedding that each layer reads."""
-    altup: AltUpNames | None = None

@@ -89,7 +89,6 @@ class CompileJob(NamedTuple):
     config: ModelConfig
     capabilities: Capabilities
     gpu: launch.Traits
-    head_int8: bool = False
     unpacked: bool = False
     """Memory also contains unpacked copies of packed layers."""
     head_bounds: bool = False
@@ -110,7 +109,6 @@ def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> Model
             config.qkv_heads(n),
             config.intermediate_of(n),
             config.has_experts(n),
-            bool(config.gemma and config.gemma.altup and config.gemma.altup.cutoff(n) is not None),
         ): n
         for n in reversed(range(last))
     }
@@ -149,7 +147,6 @@ def meta_runner(job: CompileJob) -> CudaRunner:
         config,
         MetaWeights(job.formats, config.head_format),
         META,
-        head_int8=job.head_int8,
         head_bounds=job.head_bounds,
     )
     if job.unpacked:

@@ -54,7 +54,6 @@ class CompileAhead:
         device: torch.device,
         notify: Callable[[str], None],
         *,
-        head_int8: bool = False,
         unpacked: bool = False,
         head_bounds: bool = False,
         formats: LayerFormats = (),
@@ -73,7 +72,7 @@ class CompileAhead:
             self._end()
             return
         self._job = CompileJob(
-            config, capabilities, launch.traits(device), head_int8, unpacked, head_bounds, formats
+            config, capabilities, launch.traits(device), unpacked, head_bounds, formats
         )
         self._digest = _digest(self._job)
         if self._record(Phase.ALL).exists():

@@ -84,7 +84,7 @@ class ModelConfig:
     latent: LatentAttention | None = None
     """Widths of multi-head latent attention, whose keys are one head of latents."""
     gemma: GemmaLayers | None = None
-    """Layers of a Gemma 3n or 4. The other fields then describe the layers with a window."""
+    """Layers of a Gemma 4. The other fields then describe the layers with a window."""
     ranks: int = 1
     """Processes that compute the model together. Heads and columns inside layers are those of one rank."""
 
@@ -170,7 +170,7 @@ class ModelConfig:
         return queries, *(self.key_heads_of(layer),) * projections
 
     def kv_source(self, layer: int) -> int:
-        """Return the layer whose keys and values a layer reads. Only layers of a Gemma 3n or 4 read others."""
+        """Return the layer whose keys and values a layer reads. Only layers of a Gemma 4 read others."""
         if self.gemma is None:
             return layer
         return self.gemma.source(layer)

@@ -8,9 +8,6 @@ Letters: T rows, F columns of the result, S partial sums.
 
 Grid (T, F / 1024), fp32 inside. Both activations are gate times a sigmoid: silu of gate itself, the GELU
 of 2 sqrt(2/pi) (gate + 0.044715 gate^3). GLU variants: Shazeer, 2020; GELU: Hendrycks and Gimpel, 2016.
-
-With a cutoff, gates count from this number of standard deviations above the mean of their row, by what they are
-beyond, and a program computes a whole row: Gemma 3n (Google, 2025).
 """
 
 import torch
@@ -19,7 +16,6 @@ import triton.language as tl
 
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
-    power_of_two,
     release,
     require,
     tensor_or,
@@ -28,19 +24,15 @@ from localchat_cuda.kernels.launch import (
 )
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_BLOCK = 1024
 CLAMPED_SLOPE = tl.constexpr(1.702)
 """Factor inside the sigmoid of a clamped gate."""
 
 
-def reference(
-    gate_up: torch.Tensor, *, gelu: bool = False, cutoff: float | None = None
-) -> torch.Tensor:
+def reference(gate_up: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
     """Compute the result in fp32 with plain torch."""
     values = gate_up.float() if gate_up.dim() == 2 else gate_up.float().sum(0)
     gate, up = values.chunk(2, 1)
-    if cutoff is not None:
-        deviation, mean = torch.std_mean(gate, 1, correction=0, keepdim=True)
-        gate = torch.relu(gate - mean - cutoff * deviation)
     if gelu:
         return torch.nn.functional.gelu(gate, approximate="tanh") * up
     return torch.nn.functional.silu(gate) * up
@@ -95,7 +87,6 @@ def _act_and_mul_kernel(
     gate_up,
     other,
     out,
-    cutoff,
     T,
     stride,
     F: tl.constexpr,
@@ -103,7 +94,6 @@ def _act_and_mul_kernel(
     GELU: tl.constexpr,
     OTHER: tl.constexpr,
     SQUARE: tl.constexpr,
-    SPARSE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
@@ -122,10 +112,6 @@ def _act_and_mul_kernel(
             up += tl.load(row + F, mask=inside, other=0.0).to(tl.float32)
     if OTHER:
         up = tl.load(other + t * stride + i, mask=inside, other=0.0).to(tl.float32)
-    if SPARSE:
-        gate = tl.where(inside, gate - tl.sum(gate, 0) / F, 0.0)
-        gate -= cutoff * tl.sqrt(tl.sum(gate * gate, 0) / F)
-        gate = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if SQUARE:
         v = tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL)
         v *= v
@@ -143,7 +129,6 @@ def act_and_mul(
     *,
     gelu: bool = False,
     up: torch.Tensor | None = None,
-    cutoff: float | None = None,
     square: bool = False,
 ) -> None:
     """Write the activation into `out`; shapes in the module docstring. `square`: as `square_relu`."""
@@ -156,20 +141,15 @@ def act_and_mul(
         require("up", up, (t, f), _FLOATS, out.device, contiguous=False)
     if t == 0:
         return
-    block = 1024 if cutoff is None else power_of_two(f)
-    grid = (t, triton.cdiv(f, block))
-    warps = 16
-    if block <= 1024:
-        warps = 4
-    KernelLaunch(_act_and_mul_kernel, grid, traits(out.device), warps, rows=t).run(
-        *(parts, tensor_or(up, parts), out, cutoff or 0.0, t, 0 if up is None else up.stride(0)),
+    grid = (t, triton.cdiv(f, _BLOCK))
+    KernelLaunch(_act_and_mul_kernel, grid, traits(out.device), warps=4, rows=t).run(
+        *(parts, tensor_or(up, parts), out, t, tensor_or(up, parts).stride(0)),
         F=f,
         S=parts.shape[0],
         GELU=gelu,
         OTHER=up is not None,
         SQUARE=square,
-        SPARSE=cutoff is not None,
-        BLOCK=block,
+        BLOCK=_BLOCK,
     )
 
 

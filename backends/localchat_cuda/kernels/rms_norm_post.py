@@ -29,7 +29,6 @@ from localchat_cuda.kernels.int4.activations import (
     Rows,
     check_rows,
     format_of,
-    quantize,
     room_of,
     rows_per_program,
     sum_partials,
@@ -49,14 +48,6 @@ from localchat_cuda.kernels.launch import (
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _added(
-    y: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, eps: float, scale: float
-) -> torch.Tensor:
-    total = y.float().sum(0)
-    inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
-    return (residual + total * inverse * post.float()) * scale
-
-
 def reference(
     y: torch.Tensor,
     residual: torch.Tensor,
@@ -67,35 +58,14 @@ def reference(
     scale: float = 1.0,
 ) -> None:
     """`post_norm` in plain torch, same arguments."""
-    residual.copy_(_added(y, residual, post, eps, scale))
+    total = y.float().sum(0)
+    inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
+    residual.copy_((residual + total * inverse * post.float()) * scale)
     if weight is None:
         out.copy_(residual)
         return
     inverse = torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps)
     out.copy_(residual * inverse * weight.float())
-
-
-def prepare_reference(
-    y: torch.Tensor,
-    residual: torch.Tensor,
-    post: torch.Tensor,
-    weight: torch.Tensor,
-    rows: Rows,
-    squares: torch.Tensor,
-    eps: float,
-    scale: float = 1.0,
-    *,
-    order: torch.Tensor | None = None,
-) -> None:
-    """`prepare` in plain torch, same arguments; its scale is that of the residual itself."""
-    residual.copy_(_added(y, residual, post, eps, scale))
-    mean = residual.square().mean(-1, keepdim=True).clamp_min(1.0)
-    scaled = residual * torch.exp2(-torch.floor(0.5 * torch.log2(mean)))
-    if order is not None:
-        scaled = scaled[:, order.long()]
-        weight = weight[order.long()]
-    squares.copy_(scaled.square().view(residual.shape[0], -1, BLOCK_K).sum(-1))
-    quantize(scaled * weight.float(), rows)
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -643,9 +643,10 @@ class Layers(ABC, Generic[X]):
         if y is not None and post is not None:
             post_norm = self.implementation(rms_norm_post.post_norm, rms_norm_post.reference)
             post_norm(y, residual, post, gain, out, eps, scale)
+        elif gain is not None and self.kernels:
+            rms_norm.add_norm(y, residual, gain, out, eps, packed, bias)
         elif gain is not None:
-            add_norm = self.implementation(rms_norm.add_norm, rms_norm.reference)
-            add_norm(y, residual, gain, out, eps, packed, bias)
+            rms_norm.reference(y, residual, gain, out, eps, bias)
         else:
             assert y is None, "partial sums without a norm"
             out.copy_(residual)
@@ -733,22 +734,17 @@ class DenseLayers(Layers[torch.Tensor]):
     ) -> torch.Tensor:
         return self.normed(y, self.residual, gain, post, scale=scale)
 
-    def gemm_act_mul(
-        self, x: torch.Tensor, weight: Weight, cutoff: float | None = None
-    ) -> torch.Tensor:
-        """Return act(gate) * up of x w^T. `cutoff`: of gates, see activation.act_and_mul."""
+    def gemm_act_mul(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
         if isinstance(weight, w4_pack.W4):
             gate_up = int4.gemm_of(x, weight, kernels=self.kernels)
         else:
             gate_up = self.gemm(x, weight)
-        return self._activated(gate_up, cutoff=cutoff)
+        return self._activated(gate_up)
 
     def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return self._activated(y, self.remaining_rows(other))
 
-    def _activated(
-        self, gate_up: torch.Tensor, up: torch.Tensor | None = None, cutoff: float | None = None
-    ) -> torch.Tensor:
+    def _activated(self, gate_up: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
         """Return act(gate) * up of partial sums [S, T, 2K].
 
         `up` [T, K]: the partial sums are of the gate alone, [S, T, K]."""
@@ -756,8 +752,8 @@ class DenseLayers(Layers[torch.Tensor]):
         if not self.kernels:
             if up is not None:
                 gate_up = self.with_gate(gate_up, up)
-            return _rounded(activation.reference(gate_up, gelu=gelu, cutoff=cutoff), self.dtype)
+            return _rounded(activation.reference(gate_up, gelu=gelu), self.dtype)
         columns = gate_up.shape[2] // 2 if up is None else up.shape[1]
         out = torch.empty(self.tokens, columns, dtype=self.dtype, device=self.device)
-        activation.act_and_mul(gate_up, out, gelu=gelu, up=up, cutoff=cutoff)
+        activation.act_and_mul(gate_up, out, gelu=gelu, up=up)
         return out

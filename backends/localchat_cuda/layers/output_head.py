@@ -5,13 +5,12 @@ Letters: P rows, K columns, N output features.
 
 import torch
 
-from localchat_cuda.kernels import fp8_int8, ggml, skinny_gemm
-from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
+from localchat_cuda.kernels import ggml, skinny_gemm
 
 
 def compute_logits(
     x: torch.Tensor,
-    head: torch.Tensor | w8_pack.W8 | ggml.GgmlWeight,
+    head: torch.Tensor | ggml.GgmlWeight,
     cap: float = 0.0,
     *,
     kernels: bool,
@@ -22,9 +21,7 @@ def compute_logits(
     `cap`: see ModelConfig.head_cap. `out`: buffer for the logits. On a GPU, more than one row goes through the
     library. For 2 to 64 rows of 152,064 x 3,584 it takes 259 to 273 us on an H200, and our kernel 293 to 351 us
     inside a step."""
-    if isinstance(head, w8_pack.W8):
-        logits = fp8_int8.logits(x, head, kernels=kernels, out=out)
-    elif isinstance(head, ggml.GgmlWeight):
+    if isinstance(head, ggml.GgmlWeight):
         logits = ggml.logits(x, head, kernels=kernels, out=out)
     elif kernels and x.is_cuda and x.shape[0] > 1 and x.dtype != torch.float32:
         logits = torch.mm(x, head.t(), out_dtype=torch.float32, out=out)

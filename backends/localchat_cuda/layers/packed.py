@@ -45,7 +45,7 @@ class PackedActivations:
 
 
 class PackedLayers(Layers[PackedActivations]):
-    """Layers with packed activations, for steps of at most ModelWeights.packed_rows tokens."""
+    """Layers with packed activations, for steps of kernels with at most ModelWeights.packed_rows tokens."""
 
     def __init__(
         self,
@@ -58,7 +58,6 @@ class PackedLayers(Layers[PackedActivations]):
     ) -> None:
         super().__init__(config, inputs, pages, kernels=kernels, collective=collective)
         self._buffers: dict[tuple[int, int, bool], w4_activations.Rows] = {}
-        self._prepare = self.implementation(w4_activations.prepare, w4_activations.reference)
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> PackedActivations:
         if gain is None:
@@ -79,9 +78,9 @@ class PackedLayers(Layers[PackedActivations]):
         self, rows: w4_activations.Rows, weight: PackedWeight, norm: RowNorm | None
     ) -> torch.Tensor:
         if isinstance(weight, w4_pack.W4):
-            return int4.gemm(rows, weight, norm, kernels=self.kernels)
+            return int4.gemm(rows, weight, norm)
         assert isinstance(rows, w4_activations.Int8Rows)
-        return ggml.gemm_rows(rows, weight, norm, kernels=self.kernels)
+        return ggml.gemm_rows(rows, weight, norm)
 
     def attend(
         self,
@@ -124,11 +123,12 @@ class PackedLayers(Layers[PackedActivations]):
         if post is None:
             return self._write_packed("norm", y, gain)
         norm = self._norm()
-        prepare = self.implementation(rms_norm_post.prepare, rms_norm_post.prepare_reference)
 
         def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader)
-            prepare(y, self.residual, post, gain, rows, *norm, scale, order=reader.order)
+            rms_norm_post.prepare(
+                y, self.residual, post, gain, rows, *norm, scale, order=reader.order
+            )
             return rows
 
         return PackedActivations(write, norm)
@@ -148,11 +148,10 @@ class PackedLayers(Layers[PackedActivations]):
                     x.norm,
                     gelu=gelu,
                     order=reader.order,
-                    kernels=self.kernels,
                 )
                 return rows
             sums = self._multiply(read, weight, x.norm)
-            self._prepare("act_and_mul", sums, rows, gelu=gelu, order=reader.order)
+            w4_activations.prepare("act_and_mul", sums, rows, gelu=gelu, order=reader.order)
             return rows
 
         return PackedActivations(write)
@@ -163,7 +162,7 @@ class PackedLayers(Layers[PackedActivations]):
 
         def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader, activated=True)
-            self._prepare("act_and_mul", gate_up, rows, gelu=gelu, order=reader.order)
+            w4_activations.prepare("act_and_mul", gate_up, rows, gelu=gelu, order=reader.order)
             return rows
 
         return PackedActivations(write)
@@ -190,7 +189,7 @@ class PackedLayers(Layers[PackedActivations]):
 
         def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader)
-            self._prepare(
+            w4_activations.prepare(
                 mode,
                 source,
                 rows,

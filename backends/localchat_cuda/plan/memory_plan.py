@@ -32,7 +32,6 @@ from localchat_cuda.plan.draft_plan import DraftShape
 from localchat_cuda.plan.weight_sizes import (
     float_bytes,
     head_bounds_bytes,
-    head_int8_bytes,
     own_dummy_bytes,
     unpacked_bytes,
     weight_share,
@@ -163,11 +162,6 @@ def _check_options(config: ModelConfig, options: LoadOptions) -> None:
             "The CUDA backend keeps all weights on the GPU: no experts can stay in RAM.",
             hint="Leave out --experts-on-cpu, or take a GGUF of the model for llama.cpp.",
         )
-    if options.head_int8 and config.hidden % HEAD_COLUMNS:
-        raise UsageError(
-            f"The head of this model, with {config.hidden} columns, cannot be rounded to 8 bits.",
-            hint=f"Leave out --head-int8: it takes columns in {HEAD_COLUMNS}s.",
-        )
     possible = kv_types(config)
     if canonical_kv_type(options.kv_type) not in (None, *possible):
         reason = "one latent for all heads"
@@ -233,17 +227,13 @@ def workspace_bytes(config: ModelConfig, slots: int, step: int = STEP_TOKENS) ->
     dense_layers = (n for n in range(config.layers) if config.gemma or not config.has_experts(n))
     feed = 2 * max(map(config.intermediate_of, dense_layers), default=0)
     width = max(config.qkv_columns, feed, config.hidden)
-    rows = 3
     if config.recurrent is not None:
         width = max(width, config.recurrent.columns)
     if config.gemma is not None:
         width = max(width, config.layers * config.gemma.input_columns)
-        if config.gemma.altup:
-            # Streams of the residual, and the projections that they begin with.
-            rows += 2 * config.gemma.altup.streams
     if config.latent is not None:
         width = max(width, config.latent.queries(config.heads))
-    activations = step * (2 * width + rows * config.hidden) * _FLOAT
+    activations = step * (2 * width + 3 * config.hidden) * _FLOAT
     activations += step * _extra_token_bytes(config)
     logits = 4 * logit_rows(slots) * config.vocabulary * _FLOAT
     states = min(step, LARGEST_CAPTURED) * config.hidden * _HALF
@@ -531,9 +521,6 @@ def _with_head(budget: GpuBudget) -> GpuBudget:
     if config.head_format and config.tied:
         # The embedding is in memory, too.
         weights += packed_bytes(config.head_format, config.vocabulary, config.hidden)
-    if budget.load.options.head_int8 and not config.head_format:
-        weights += head_int8_bytes(config)
-        notes = (*notes, "The output head is rounded to 8 bits.")
     return replace(budget, weights=weights, notes=notes)
 
 
@@ -578,7 +565,7 @@ def _with_head_bounds(budget: GpuBudget) -> GpuBudget:
     It takes at most a quarter of the room for the KV cache.
     """
     load = budget.load
-    if load.options.head_int8 or not can_bound_head(load.config):
+    if not can_bound_head(load.config):
         return budget
     copy_bytes = head_bounds_bytes(load.config)
     room = budget.kv_room()

@@ -14,8 +14,6 @@ from localchat_cuda.weights.layer_shapes import linear_shapes, norm_widths
 
 _HALF = 2
 _FLOAT = 4
-_NEVER_ROUNDED = (".altup.", ".laurel.", ".per_layer_input_gate.", ".per_layer_projection.")
-"""Parts of names of Gemma 3n tensors that stay floating."""
 
 
 def float_bytes(config: ModelConfig) -> int:
@@ -30,12 +28,9 @@ def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> 
     number_bytes = float_bytes(config)
     bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
     latent = config.latent
-    kept = _NEVER_ROUNDED if config.gemma is not None and config.gemma.altup is not None else ()
     always_floating = 0 if latent is None else config.layers * latent.kv(config.heads)
     return always_floating * number_bytes + sum(
-        (floating_bytes if any(part in tensor.name for part in kept) else bytes_of)(
-            tensor, number_bytes
-        )
+        bytes_of(tensor, number_bytes)
         for header in headers
         for tensor in header.tensors
         if is_text(tensor.name)
@@ -72,7 +67,7 @@ def parameters(config: ModelConfig) -> int:
 
 
 def _gemma_extras(config: ModelConfig, own: GemmaLayers) -> int:
-    """Return the weights of Gemma 3n or 4 outside linear layers, norms and routers."""
+    """Return the weights of Gemma 4 outside linear layers, norms and routers."""
     layer = 0
     total = 0
     width = config.hidden
@@ -81,12 +76,6 @@ def _gemma_extras(config: ModelConfig, own: GemmaLayers) -> int:
     if columns := own.input_columns:
         total += input_rows(config) + columns
         layer += width * columns
-    if (altup := own.altup) is not None:
-        a = altup.streams
-        # The router, its norm, a scale, and the matrices that are never rounded.
-        layer += a**3 + a**2 + (a + 2) * width
-        layer += 2 * width * (columns + altup.laurel_rank)
-        total += 2 * (a - 1) * width**2
     return total + config.layers * layer
 
 
@@ -130,9 +119,8 @@ def _expert_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
 def _all_linear_shapes(config: ModelConfig) -> Iterator[tuple[int, int]]:
     """Yield outputs and inputs of all linear layers that may be rounded."""
     for layer in range(config.layers):
-        for field, (parts, k) in linear_shapes(config, layer).items():
-            if field not in config.family.names.floating:
-                yield sum(parts), k
+        for parts, k in linear_shapes(config, layer).values():
+            yield sum(parts), k
         if config.has_experts(layer):
             yield from _expert_shapes(config)
 
@@ -197,18 +185,6 @@ def unpacked_bytes(config: ModelConfig) -> int:
         count * n * columns(k)
         for (n, k), count in shapes.items()
         if not quantization.on_load or can_round("", n, k)
-    )
-
-
-def head_int8_bytes(config: ModelConfig) -> int:
-    """Return the additional bytes of an 8-bit head over the floating one.
-
-    Negative, unless the embedding is also the head and stays.
-    """
-    numbers = config.vocabulary_part * config.hidden
-    number_bytes = float_bytes(config)
-    return (
-        numbers + _FLOAT * config.vocabulary_part - (0 if config.tied else numbers * number_bytes)
     )
 
 

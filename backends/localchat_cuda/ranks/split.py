@@ -62,8 +62,6 @@ def objection(config: ModelConfig, ranks: int) -> str:
         return "of GGUF files, llama.cpp divides the layers (--backend llamacpp)"
     if quantization is not None and quantization.act_order:
         return "its groups of columns are scattered (act-order)"
-    if config.gemma is not None and config.gemma.altup is not None:
-        return "its MLPs compare each gate with all others of a layer"
     if config.heads % ranks:
         return f"{ranks} does not divide its {config.heads} query heads"
     full_layers = config.gemma.key_heads if config.gemma is not None else config.key_heads

@@ -79,7 +79,9 @@ class DeviceModel:
         return states
 
     def _layers(self, inputs: ModelInputs) -> PackedLayers | DenseLayers:
-        packed = inputs.ids.shape[0] <= self.weights.packed_rows(self.pages.device)
+        packed = self.kernels and (
+            inputs.ids.shape[0] <= self.weights.packed_rows(self.pages.device)
+        )
         layers = PackedLayers if packed else DenseLayers
         return layers(
             self.config, inputs, self.pages, kernels=self.kernels, collective=self.collective

@@ -50,9 +50,7 @@ from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.runner.model import DeviceModel, Fusion
 from localchat_cuda.runner.sampler import (
-    DeviceSampler,
     ReferenceSampler,
-    SharedSampler,
     TritonSampler,
 )
 from localchat_cuda.runner.step_buffer import StepBuffer
@@ -124,13 +122,13 @@ class CudaRunner:
             )
             self._buffer = StepBuffer(self._buffer_words(), DEPTH + 1, self.device)
             max_rows = logit_rows(capabilities.max_slots)
-            self._sampler: DeviceSampler = ReferenceSampler(self.table, config.vocabulary)
+            self._sampler: ReferenceSampler | TritonSampler
             if model.kernels:
                 self._sampler = TritonSampler(
                     self.table, config.vocabulary, max_rows, rescores=model.approximate_rows > 0
                 )
-            if model.collective is not None:
-                self._sampler = SharedSampler(self._sampler, model.collective)
+            else:
+                self._sampler = ReferenceSampler(self.table, config.vocabulary)
         self.graphs = CudaGraphs(enabled=graphs and self._gpu, limit_bytes=graph_bytes)
         self._executor = StepExecutor(
             model,

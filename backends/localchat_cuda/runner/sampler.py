@@ -6,7 +6,6 @@ row of the sampling settings. Several positions may share a row of logits.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from localchat_cuda.kernels.sampling import sample
 from localchat_cuda.kernels.sampling import state as sample_state
 from localchat_cuda.kernels.sampling.rare import RareTensors
 from localchat_cuda.kernels.sampling.rescore import DISCARDED, RescoreScratch, Rescoring
-from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.step_buffer import BufferSlice, StepBuffer
 
@@ -67,40 +65,6 @@ class SampledTokens:
     normalizers: torch.Tensor
 
 
-class DeviceSampler(Protocol):
-    """Sampler with the sampling settings of all sequences.
-
-    The settings of new sequences stay pending until `apply_settings`, even if steps run out of memory
-    before."""
-
-    reallocated: bool
-    """Settings have a new address. The runner resets this once it has dropped its graphs."""
-
-    def add(self, added: Sequence[SequenceSlot]) -> None:
-        """Add new sequences."""
-        ...
-
-    def write_settings(self, buffer: StepBuffer) -> None:
-        """Write the settings of new sequences to the buffer, before it is sent."""
-        ...
-
-    def apply_settings(self) -> None:
-        """Update the settings on the device, after the buffer is sent."""
-        ...
-
-    def sample(
-        self,
-        logits: torch.Tensor,
-        batch: SampleBatch,
-        out: SampledTokens,
-        rescoring: Rescoring | None = None,
-    ) -> None:
-        """Sample from logits [R, V], which stay unchanged.
-
-        `rescoring`: the logits are approximate, and exact ones are computed for tokens that can be sampled."""
-        ...
-
-
 class ReferenceSampler:
     """Reference implementation of the contract, on the CPU."""
 
@@ -143,47 +107,11 @@ class ReferenceSampler:
             out.normalizers[index] = torch.logsumexp(logits[row], 0)
 
 
-class SharedSampler:
-    """Sampler of one of several ranks. Rank 0 samples, and the others get its tokens.
-
-    Masks and log probabilities are needed on rank 0 only. All ranks store the same settings, so that their
-    steps have the same graphs."""
-
-    def __init__(self, sampler: DeviceSampler, collective: Collective) -> None:
-        self._sampler = sampler
-        self._collective = collective
-
-    @property
-    def reallocated(self) -> bool:
-        return self._sampler.reallocated
-
-    @reallocated.setter
-    def reallocated(self, value: bool) -> None:
-        self._sampler.reallocated = value
-
-    def add(self, added: Sequence[SequenceSlot]) -> None:
-        self._sampler.add(added)
-
-    def write_settings(self, buffer: StepBuffer) -> None:
-        self._sampler.write_settings(buffer)
-
-    def apply_settings(self) -> None:
-        self._sampler.apply_settings()
-
-    def sample(
-        self,
-        logits: torch.Tensor,
-        batch: SampleBatch,
-        out: SampledTokens,
-        rescoring: Rescoring | None = None,
-    ) -> None:
-        if self._collective.rank == 0:
-            self._sampler.sample(logits, batch, out, rescoring)
-        self._collective.copy_from_first(out.tokens)
-
-
 class TritonSampler:
-    """Sampler that runs the kernels of kernels/sampling/."""
+    """Sampler that runs the kernels of kernels/sampling/, with the sampling settings of all sequences.
+
+    The settings of new sequences stay pending until `apply_settings`, even if steps run out of memory
+    before."""
 
     def __init__(
         self, table: StateTable, vocabulary: int, max_positions: int, *, rescores: bool = False
@@ -210,11 +138,14 @@ class TritonSampler:
         """Sequences whose settings are not on the device yet, by row."""
         self._written: dict[str, BufferSlice] = {}
         self.reallocated = False
+        """Settings have a new address. The runner resets this once it has dropped its graphs."""
 
     def add(self, added: Sequence[SequenceSlot]) -> None:
+        """Add new sequences."""
         self._new.update((sequence.row, sequence) for sequence in added)
 
     def write_settings(self, buffer: StepBuffer) -> None:
+        """Write the settings of new sequences to the buffer, before it is sent."""
         self._written = {}
         new = list(self._new.values())
         if not new:
@@ -293,6 +224,7 @@ class TritonSampler:
         self.reallocated = True
 
     def apply_settings(self) -> None:
+        """Update the settings on the device, after the buffer is sent."""
         if not self._written:
             return
         new = {name: written.view() for name, written in self._written.items()}
@@ -321,6 +253,9 @@ class TritonSampler:
         out: SampledTokens,
         rescoring: Rescoring | None = None,
     ) -> None:
+        """Sample from logits [R, V], which stay unchanged.
+
+        `rescoring`: the logits are approximate, and exact ones are computed for tokens that can be sampled."""
         p = len(batch.rows)
         scratch = self._scratch
         penalty_tokens = None

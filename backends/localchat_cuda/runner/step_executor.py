@@ -34,7 +34,12 @@ from localchat_cuda.runner.input_batch import (
 )
 from localchat_cuda.runner.kv_pages import ModelInputs
 from localchat_cuda.runner.model import DeviceModel
-from localchat_cuda.runner.sampler import DeviceSampler, SampleBatch, SampledTokens
+from localchat_cuda.runner.sampler import (
+    ReferenceSampler,
+    SampleBatch,
+    SampledTokens,
+    TritonSampler,
+)
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 from localchat_cuda.runner.step_output import PendingStep, ResultRing, TopLogprobs
 
@@ -105,7 +110,7 @@ class StepExecutor:
         model: DeviceModel,
         table: StateTable,
         buffer: StepBuffer,
-        sampler: DeviceSampler,
+        sampler: ReferenceSampler | TritonSampler,
         config: BatchConfig,
         graphs: CudaGraphs,
         max_rows: int,
@@ -554,7 +559,13 @@ class StepExecutor:
         results = torch.empty(3, width, dtype=torch.int32, device=logits.device)
         tokens, logprobs, normalizers = results[:, :count]
         out = SampledTokens(tokens, logprobs.view(torch.float32), normalizers.view(torch.float32))
-        self._sampler.sample(logits, samples, out, rescoring)
+        collective = self._model.collective
+        if collective is None or collective.rank == 0:
+            self._sampler.sample(logits, samples, out, rescoring)
+        if collective is not None:
+            # Masks and log probabilities are needed on rank 0 only. All ranks store the same settings, so that
+            # their steps have the same graphs.
+            collective.copy_from_first(tokens)
         # A position without usable logits results in -1, and the next step may already be queued.
         targets = samples.target_slice.view()
         table = self._table.token_table

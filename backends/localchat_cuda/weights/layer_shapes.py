@@ -33,9 +33,6 @@ def linear_shapes(config: ModelConfig, layer: int) -> dict[str, tuple[tuple[int,
     if gemma is not None and gemma.input_columns:
         shapes["input_gate"] = (gemma.input_columns,), config.hidden
         shapes["input_projection"] = (config.hidden,), gemma.input_columns
-    if gemma is not None and gemma.altup is not None:
-        shapes["laurel_left"] = (gemma.altup.laurel_rank,), config.hidden
-        shapes["laurel_right"] = (config.hidden,), gemma.altup.laurel_rank
     return shapes
 
 

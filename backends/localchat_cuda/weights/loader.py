@@ -16,10 +16,8 @@ from localchat_cuda.architectures.names import Names
 from localchat_cuda.config.mixture import Mixture
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.tensor_names import is_in_layers
-from localchat_cuda.kernels.altup import AltUpWeights
 from localchat_cuda.kernels.delta_net import DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
-from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import bounded_head
 from localchat_cuda.kernels.ggml import GgmlWeight
 from localchat_cuda.kernels.int4 import pack as w4_pack
@@ -41,7 +39,6 @@ from localchat_cuda.weights.model_weights import (
     LayerWeights,
     ModelWeights,
     RecurrentWeights,
-    StreamWeights,
 )
 from localchat_cuda.weights.source import LoadTarget, WeightSource
 from localchat_cuda.weights.values import number_of
@@ -192,7 +189,6 @@ class Loader:
             recurrent,
             self.kv(begin),
             self.scale(begin),
-            self.altup(begin),
         )
 
     def gemm(
@@ -206,10 +202,7 @@ class Loader:
         prefixes = [begin + name for name in names]
         if len(prefixes) == 1:
             parts = (sum(parts),)
-        if field in self.names.floating:
-            weight: Weight = self.floating_part(prefixes[0], parts[0], k)
-        else:
-            weight = self.linear(prefixes, parts, k)
+        weight = self.linear(prefixes, parts, k)
         bias: torch.Tensor | None = None
         if field in self.names.biased and (field != "qkv" or self.config.qkv_bias):
             biases = [
@@ -289,7 +282,7 @@ class Loader:
             linears["ba"] = gates
 
     def inputs(self) -> LayerInputs | None:
-        """Load the second embedding of a Gemma 3n or 4; None for other models."""
+        """Load the second embedding of a Gemma 4; None for other models."""
         gemma = self.config.gemma
         if gemma is None or not gemma.input_columns:
             return None
@@ -301,38 +294,6 @@ class Loader:
             self.router(projection, columns),
             self.tensor(norm, gemma.input_columns),
         )
-
-    def altup(self, begin: str) -> AltUpWeights | None:
-        """Load the alternating updates of a layer; None for models with one stream."""
-        altup = self.config.gemma and self.config.gemma.altup
-        if not altup:
-            return None
-        names = self.names.altup
-        assert names is not None
-        streams = altup.streams
-        hidden = self.config.hidden
-        scale = self.tensor(begin + names.scale, hidden)
-        return AltUpWeights(
-            self.router(begin + names.router, streams),
-            self.tensor(begin + names.norm, hidden),
-            self.floating_part(begin + names.prediction, streams**2, streams),
-            self.floating_part(begin + names.correction, streams, streams),
-            scale if altup.scaled else torch.ones_like(scale),
-        )
-
-    def streams(self) -> StreamWeights | None:
-        """Load the projections between residual and streams. None: the model has one stream."""
-        altup = self.config.gemma and self.config.gemma.altup
-        if not altup:
-            return None
-        names = self.names.altup
-        assert names is not None
-
-        def projections(name: str) -> tuple[torch.Tensor, ...]:
-            others = range(altup.streams - 1)
-            return tuple(self.router(name.format(n), self.config.hidden) for n in others)
-
-        return StreamWeights(projections(names.begin), projections(names.end))
 
     def sinks(self, begin: str) -> torch.Tensor | None:
         if not self.names.sinks:
@@ -552,7 +513,6 @@ def load(
     device: torch.device,
     *,
     dtype: torch.dtype | None = None,
-    head_int8: bool = False,
     head_bounds: bool = False,
     progress: Progress = lambda done, total: True,
     notify: Callable[[str], None] = lambda text: None,
@@ -560,7 +520,6 @@ def load(
     """Load all weights to `device` in `dtype`. Raises ModelInvalid.
 
     `dtype`: of floating weights; None: the config's. Packed layers stay packed.
-    `head_int8`: round the head to 8 bits. An embedding that is tied to the head stays floating.
     `head_bounds`: add an int8 copy of the head with bounds of its error.
     `progress`: called with (loaded layers, all layers) after each layer. EngineClosed if it returns False.
     `notify`: gets sentences about the checkpoint for the user."""
@@ -575,18 +534,13 @@ def load(
         if not progress(number + 1, config.layers):
             raise EngineClosed("The load was cancelled.")
     head = loader.head(embedding)
-    stored_head: torch.Tensor | w8_pack.W8 | GgmlWeight = head
     copy = None
-    if isinstance(head, torch.Tensor):
-        if head_int8:
-            stored_head = w8_pack.whole_rows(head)
-        if head_bounds:
-            copy = bounded_head(head)
+    if head_bounds and isinstance(head, torch.Tensor):
+        copy = bounded_head(head)
     last_norm = loader.norm(names.last_norm, config.hidden)
     if config.logits_divisor != 1.0:
         # The head is linear, so the last norm can divide the logits.
         last_norm = last_norm.float() / config.logits_divisor
     inputs = loader.inputs()
-    streams = loader.streams()
     loader.report_unread()
-    return ModelWeights(embedding, tuple(layers), last_norm, stored_head, copy, inputs, streams)
+    return ModelWeights(embedding, tuple(layers), last_norm, head, copy, inputs)

@@ -8,10 +8,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from localchat_cuda.kernels import ggml, int4
-from localchat_cuda.kernels.altup import AltUpWeights
 from localchat_cuda.kernels.delta_net import DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts
-from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
 from localchat_cuda.kernels.ggml import GgmlWeight
 from localchat_cuda.kernels.int4 import gemm_dequant
@@ -42,11 +40,10 @@ class LayerWeights:
     None: not multi-head latent attention."""
     scale: float = 1.0
     """Factor of the residual after the layer."""
-    altup: AltUpWeights | None = None
 
 
 class LayerInputs(NamedTuple):
-    """Second embedding of a Gemma 3n or 4. Each of L layers reads P columns."""
+    """Second embedding of a Gemma 4. Each of L layers reads P columns."""
 
     table: torch.Tensor
     """[vocabulary, L*P]"""
@@ -54,13 +51,6 @@ class LayerInputs(NamedTuple):
     """[L*P, hidden], applied to the first embedding."""
     norm: torch.Tensor
     """[P], applied to the projection."""
-
-
-class StreamWeights(NamedTuple):
-    """Projections [hidden, hidden] between the residual and all streams but the first."""
-
-    begin: tuple[torch.Tensor, ...]
-    end: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +62,10 @@ class ModelWeights:
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     last_norm: torch.Tensor
-    head: torch.Tensor | w8_pack.W8 | GgmlWeight
+    head: torch.Tensor | GgmlWeight
     bounded_head: BoundedHead | None = None
     """Int8 copy of a floating head."""
     inputs: LayerInputs | None = None
-    streams: StreamWeights | None = None
 
     @property
     def bytes(self) -> int:
@@ -87,7 +76,6 @@ class ModelWeights:
         if self.bounded_head is not None:
             total += self.bounded_head.bytes
         total += sum(bytes_of(weight) for weight in self.inputs or ())
-        total += sum(bytes_of(weight) for part in self.streams or () for weight in part)
         for layer in self.layers:
             vectors = (*layer.norms.values(), *layer.biases.values())
             total += sum(bytes_of(vector) for vector in vectors)
@@ -101,7 +89,6 @@ class ModelWeights:
             states = layer.recurrent
             own = (states,) if isinstance(states, torch.Tensor) else states or ()
             total += sum(bytes_of(weight) for weight in own if weight is not None)
-            total += sum(bytes_of(weight) for weight in layer.altup or ())
         return total
 
     @property

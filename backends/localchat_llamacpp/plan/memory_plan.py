@@ -117,11 +117,6 @@ def check_options(options: LoadOptions) -> None:
         raise UsageError(f"A context of {options.context_tokens} tokens is not possible.")
     if not 1 <= options.max_slots <= _MAX_SLOTS:
         raise UsageError(f"{options.max_slots} sequences at once: 1 to {_MAX_SLOTS} are possible.")
-    if options.head_int8:
-        raise UsageError(
-            "llama.cpp cannot round the output head at the load.",
-            hint="Leave out --head-int8: a GGUF file stores its head quantized already.",
-        )
     if options.quantize:
         raise UsageError(
             f"llama.cpp cannot round a model to {options.quantize} at the load.",

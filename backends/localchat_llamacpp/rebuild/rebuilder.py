@@ -21,7 +21,7 @@ from localchat_llamacpp.rebuild.trial import TrialRequest
 
 Report = Callable[[RebuildProgress], None]
 Build = Callable[[BuildRequest, Path, Path, Report], Path]
-Compare = Callable[[Path | None, Path, TrialRequest, Callable[[int, int], None]], Verdict]
+Compare = Callable[[Path | None, Path, TrialRequest], Verdict]
 
 
 class LlamaCppRebuilder:
@@ -48,7 +48,7 @@ class LlamaCppRebuilder:
         return build_minutes(kind)
 
     def rebuild(self, kind: str, report: Report) -> RebuildOutcome:
-        """Build a library, try it, and use it if it is better. See Rebuilder."""
+        """Build a library, try it, and use it if it is correct. See Rebuilder."""
         if os.environ.get(VARIABLE):
             raise LocalchatError(
                 f"{VARIABLE} names the library to use, so a build would not be used",
@@ -59,25 +59,21 @@ class LlamaCppRebuilder:
         request = BuildRequest(kind, BINDING_VERSION, has_amx() and builds_with_gcc())
         with self._store.locked(), self._store.workspace() as work:
             library = self._build(request, work, self._store.log, report)
-            verdict = self._tried(library, kind, report)
-            if verdict.better:
+            report(RebuildProgress("trying it"))
+            current = find_library().library
+            verdict = self._compare(
+                current.file if current else None,
+                library,
+                TrialRequest(_cores(), gpu=kind != "cpu"),
+            )
+            if verdict.taken:
                 self._store.take(library.parent, library.name, request.version, kind)
-        return RebuildOutcome(verdict.better, verdict.sentence)
+        return RebuildOutcome(verdict.taken, verdict.sentence)
 
     def undo(self) -> bool:
         """Remove the build in use. False without one."""
         with self._store.locked():
             return self._store.remove()
-
-    def _tried(self, library: Path, kind: str, report: Report) -> Verdict:
-        current = find_library().library
-        threads = _cores()
-        return self._compare(
-            current.file if current else None,
-            library,
-            TrialRequest(threads, gpu=kind != "cpu"),
-            lambda done, total: report(RebuildProgress("trying it", done, total)),
-        )
 
 
 def _cores() -> int:

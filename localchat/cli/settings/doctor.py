@@ -15,7 +15,7 @@ from localchat.cli.settings.rebuild import BEST, rebuild
     flag_value=BEST,
     metavar="[KIND]",
     help=(
-        "Build llama.cpp for this machine, and use it if it is faster. KIND: cpu, cuda, "
+        "Build llama.cpp for this machine, and use it if it is correct. KIND: cpu, cuda, "
         "vulkan, metal or undo."
     ),
 )

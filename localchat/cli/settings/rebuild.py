@@ -104,8 +104,8 @@ def _agree(app: AppContext, kind: str, minutes: float, *, yes: bool) -> None:
         )
     tell(
         f"This downloads llama.cpp's source (70 MB) and builds it for this machine ({kind}), which takes about "
-        f"{_minutes(minutes)} at low priority. The build is then tested, and used only if it is correct and "
-        "faster. Ctrl+C stops it and changes nothing."
+        f"{_minutes(minutes)} at low priority. The build is then tested, and used only if it is "
+        "correct. Ctrl+C stops it and changes nothing."
     )
     click.confirm("Build it?", abort=True, err=True)
 

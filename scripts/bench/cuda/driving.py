@@ -51,14 +51,14 @@ def config_of(stored: str = "") -> ModelConfig:
 
 def runner_of(
     config: ModelConfig, *, slots: int, kv_tokens: int, context: int = 8192, step: int = 8192,
-    graphs: bool = True, head_int8: bool = False, kv_type: str | None = None, unpacked: bool = True,
+    graphs: bool = True, kv_type: str | None = None, unpacked: bool = True,
     head_bounds: bool | None = None, cache_ram_bytes: int = 0, saved_states: int = 8,
     source: WeightSource | None = None, formats: LayerFormats = (),
 ) -> CudaRunner:  # fmt: skip
     """A warm runner over random weights, or those of a source. `saved_states`: of a hybrid; `formats`: of a
     GGUF file. `head_bounds` None: as where memory is plentiful."""
     if head_bounds is None:
-        head_bounds = can_bound_head(config) and not head_int8
+        head_bounds = can_bound_head(config)
     blocks = kv_tokens // PAGE_TOKENS
     plan = _plan(context, blocks, config, step, kv_type or kv_types(config)[0])
     plan = replace(plan, cache_ram_bytes=cache_ram_bytes)
@@ -66,13 +66,11 @@ def runner_of(
         plan = replace(plan, saved_states=saved_states)
     can = capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
     with CompileAhead(
-        config, can, GPU, print, head_int8=head_int8, unpacked=unpacked, head_bounds=head_bounds,
+        config, can, GPU, print, unpacked=unpacked, head_bounds=head_bounds,
         formats=formats,
     ) as ahead:  # fmt: skip
         source = source or random_weights(config, GPU)
-        weights = load(config, source, GPU, head_int8=head_int8,
-            head_bounds=head_bounds,
-        )  # fmt: skip
+        weights = load(config, source, GPU, head_bounds=head_bounds)
         ahead.wait()
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
     weights = with_unpacked(weights, dtype) if unpacked else weights

@@ -34,12 +34,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     },
-    "gemma3n_e4b": {
-        "architectures": ["Gemma3nForCausalLM"],
-        "hidden_size": 2048,
-        "intermediate_size": 16384,
-        "num_hidden_layers": 35,
-    },
     "phi4_14b": {
         "architectures": ["Phi3ForCausalLM"],
         "hidden_size": 5120,
@@ -60,8 +54,7 @@ def families(results: MetricsSnapshot) -> None:
     """NAME_awq_bs1, NAME_awq_bs8, NAME_awq_ttft_ms_6144, and the same in bf16 for Gemma."""
     for name in MODELS:
         figures(name, "awq", results)
-    for name in ("gemma3_12b", "gemma3n_e4b"):
-        figures(name, "bf16", results)
+    figures("gemma3_12b", "bf16", results)
 
 
 def figures(name: str, stored: str, results: MetricsSnapshot) -> None:

@@ -30,10 +30,7 @@ def four_bits(results: MetricsSnapshot) -> None:
 
 
 def eight_bits(results: MetricsSnapshot) -> None:
-    """fp8_bs*, fp8_ttft_ms_2048, the same for fp8_blocks; one stream also as a multiple of bf16.
-    head_int8_bs1: AWQ layers with the head in 8 bits, and as a multiple of the same with the head in
-    fp16.
-    """
+    """fp8_bs*, fp8_ttft_ms_2048, the same for fp8_blocks; one stream also as a multiple of bf16."""
     if "bf16_bs1" not in results:
         half_precision(results)
         torch.cuda.empty_cache()
@@ -42,10 +39,6 @@ def eight_bits(results: MetricsSnapshot) -> None:
         results[f"{stored}_bs1_of_bf16"] = share = results[f"{stored}_bs1"] / results["bf16_bs1"]
         print(f"{stored}, 1 stream: {share:.2f} of bf16", flush=True)
         torch.cuda.empty_cache()
-    rates = {rounded: _one_stream(head_int8=rounded) for rounded in (False, True)}
-    results["head_int8_bs1"], results["head_int8_gain"] = rates[True], rates[True] / rates[False]
-    print(f"head in 8 bits, 1 stream: {rates[True]:.0f} tok/s, with the head in fp16 "
-          f"{rates[False]:.0f}", flush=True)  # fmt: skip
 
 
 def rounded(results: MetricsSnapshot) -> None:
@@ -61,15 +54,6 @@ def rounded(results: MetricsSnapshot) -> None:
         for figure in (*(f"bs{size}" for size in STREAMS), "ttft_ms_2048"):
             share = results[f"{name}_{figure}"] / results[f"{stored}_{figure}"]
             print(f"{name} {figure}: {share:.3f} of {stored}", flush=True)
-
-
-def _one_stream(*, head_int8: bool) -> float:
-    config = config_of("awq")
-    runner = runner_of(config, slots=4, kv_tokens=16384, head_int8=head_int8)
-    found = decode_rate(Engine(runner, config.vocabulary), 1)
-    runner.close()
-    torch.cuda.empty_cache()
-    return found
 
 
 def figures(stored: str, results: MetricsSnapshot, config: ModelConfig | None = None) -> None:

@@ -38,6 +38,7 @@ from scripts.bench.kernels.timing import (
     prepare_compiling,
     timed,
 )
+from tests.support import fp8_reference
 
 KINDS = {"row": w8_pack.e4m3_rows, "block": w8_pack.e4m3_blocks, "whole": w8_pack.whole_rows}
 ROWS = (1, 4, 8, 16, 32, 64)
@@ -139,7 +140,7 @@ def many(name: str, rotation: Rotation) -> Results:
     for m in MANY:
         x = rotation.x[:m]
         out = torch.empty(m, n, device=GPU, dtype=torch.bfloat16)
-        off = error(gemm_fp8.gemm(x, weights[0]), gemm_fp8.reference(x, weights[0]))
+        off = error(gemm_fp8.gemm(x, weights[0]), fp8_reference.gemm(x, weights[0]))
         w8_dequant.gemm(x, weights[0], out, scratch, decoder=decoder)
         spread = error(out, w8_small.reference(x, weights[0]))
         eight = timed([partial(gemm_fp8.gemm, x, weight) for weight in weights]) / len(weights)

@@ -14,9 +14,9 @@ from localchat_cuda.kernels import experts, rms_norm
 from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
 from localchat_cuda.kernels.experts.blocks import Product
 from localchat_cuda.kernels.experts.choice import Router
-from localchat_cuda.kernels.int4.activations import quantize
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from scripts.bench.kernels.timing import EPS, GPU, Results, error, memory_rate, random_w4, timed
+from tests.support import int4_reference
 
 WIDTH, INNER, EXPERTS, CHOSEN = 2048, 768, 128, 8
 """Of Qwen3-30B-A3B; gpt-oss-20b has as many columns inside its experts as outside."""
@@ -162,7 +162,7 @@ def _many_launches(layer: experts.Experts, x: torch.Tensor) -> dict[str, Callabl
     assert isinstance(gate_up, W4)
     assert isinstance(down, W4)
     missing = packed.x.shape[1] - x.shape[1]
-    quantize(torch.nn.functional.pad(x.float(), (0, missing)), packed)
+    int4_reference.quantize(torch.nn.functional.pad(x.float(), (0, missing)), packed)
     found["gate_up"] = partial(
         gemm_int4_many.gate_up, packed.x, Product(gate_up), choices, made, inner, down.group
     )

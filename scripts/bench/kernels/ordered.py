@@ -14,6 +14,7 @@ from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from scripts.bench.kernels.timing import GPU, HEADS, HIDDEN, D, Results, error, rows_for, timed
+from tests.support import int4_reference
 
 ROWS, PROMPT = (1, 8, 16, 32, 128), 2048
 _TIMES = 40
@@ -56,7 +57,7 @@ def calls(m: int, order: torch.Tensor | None) -> dict[str, Callable[[], None]]:
     partials.masses.uniform_(1.0, 2.0)
     merge = partial(decode_attention.merge, partials, rows, order=order)
     feed()
-    w4_activations.reference(
+    int4_reference.prepare(
         "norm", sums, wanted, residual=torch.zeros_like(residual), weight=gain,
         squares=torch.empty_like(squares), order=order,
     )  # fmt: skip
@@ -64,7 +65,7 @@ def calls(m: int, order: torch.Tensor | None) -> dict[str, Callable[[], None]]:
     flat = torch.empty(m, HIDDEN, device=GPU, dtype=torch.float16)
     decode_attention.merge(partials, flat)
     merge()
-    w4_activations.reference("plain", flat[None], wanted, order=order)
+    int4_reference.prepare("plain", flat[None], wanted, order=order)
     assert error(rows.factors, wanted.factors) < 1e-2, (m, "merge")
     return {"norm": feed, "merge": merge}
 

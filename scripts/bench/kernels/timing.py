@@ -18,6 +18,7 @@ from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_config import TileConfig
+from tests.support import int4_reference
 
 HIDDEN, FEED, HEADS, KEY_HEADS, D, VOCABULARY, LAYERS = 3584, 18944, 28, 4, 128, 152064, 28
 SHAPES = {
@@ -119,7 +120,7 @@ class Bench:
     def time(self, variant: str, m: int, shape: TileConfig, tile: int = 0) -> tuple[float, float]:
         """(microseconds, worst error of five runs); infinite time if the result is wrong."""
         rows = rows_for(variant, m, self.k, self.group)
-        w4_activations.quantize(self.x[:m], rows)
+        int4_reference.quantize(self.x[:m], rows)
         out = torch.empty(shape.splits, m, self.n, device=GPU)
         off = 0.0
         for _ in range(5):

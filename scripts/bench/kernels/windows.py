@@ -17,6 +17,7 @@ from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from scripts.bench.kernels.awkward import scene
 from scripts.bench.kernels.timing import EPS, GPU, PAGE, SMS, Results, error, rows_for, timed
+from tests.support import int4_reference
 
 GEMMA, MISTRAL = (16, 8, 256, 1024), (32, 8, 128, 4096)
 """Query heads, key heads, columns of a head, window: Gemma 3 12B and the first Mistral 7B."""
@@ -177,7 +178,7 @@ def norms() -> Results:
         residual = torch.randn(m, HIDDEN, device=GPU)
         begun, other = residual.clone(), rows_for(variant, m, HIDDEN)
         rms_norm_post.prepare(y, residual, post, weight, rows, squares, EPS)
-        rms_norm_post.prepare_reference(y, begun, post, weight, other, squares.clone(), EPS)
+        int4_reference.prepare_post(y, begun, post, weight, other, squares.clone(), EPS)
         found[f"feed_error_M{m}"] = error(residual, begun)
         found[f"feed_codes_M{m}"] = error(rows.x, other.x.float())
     for m in (1, 64, 2048):

@@ -135,8 +135,6 @@ FLAGS: Final = [
     "--no-loop-guard",
     "--yes",
     "-y",
-    "--head-int8",
-    "--head-exact",
     "--quantize",
     "--draft",
     "--raw-prompt",

@@ -9,6 +9,7 @@ from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.attention.decode import Partials
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from localchat_cuda.kernels.int4 import activations as w4_activations
+from tests.support import int4_reference
 from tests.support.attention_scenes import PAGE, close, numbers, scene
 
 
@@ -166,7 +167,7 @@ def test_merge_writes_the_activations_of_the_next_gemm(h: int, d: int, ordered: 
         ),
     ):
         decode_attention.merge(partials, found, order=None if order is None else order.int())
-        w4_activations.quantize(flat, wanted)
+        int4_reference.quantize(flat, wanted)
         assert float((found.x.float() - wanted.x.float()).abs().max()) <= 1.0
         assert torch.allclose(found.factors, wanted.factors, rtol=1e-3, atol=1e-3)
 

@@ -16,11 +16,12 @@ from localchat_cuda.kernels.ggml.pack import (
     pack,
     with_neighbours_joined,
 )
-from localchat_cuda.kernels.int4.activations import Int8Rows, natural_int8, prepare, quantize
+from localchat_cuda.kernels.int4.activations import Int8Rows, prepare
 from localchat_cuda.kernels.int4.gemm_tiled import TiledGemmConfig
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.launch import interpreted
+from tests.support import int4_reference
 from tests.support.ggml_blocks import random_rows
 
 TYPES = tuple(GGUF_FORMS)
@@ -89,7 +90,7 @@ needs_interpreter = pytest.mark.skipif(not interpreted(), reason="runs in Triton
 
 def _int8_rows(m: int, k: int) -> Int8Rows:
     rows = Int8Rows.empty(m, k, torch.device("cpu"), 16)
-    quantize(_rows(m, k, torch.float32), rows)
+    int4_reference.quantize(_rows(m, k, torch.float32), rows)
     return rows
 
 
@@ -110,7 +111,7 @@ def test_products_of_few_rows_are_those_of_the_reference(
     weight, rows = _weight(type_, n, 512), _int8_rows(m, 512)
     out = torch.full((config.splits, m, n + 3), float("nan"))
     gemm_int8.gemm(rows, weight, out, config, 2)
-    _close(out.sum(0)[:, 2 : n + 2], natural_int8(rows), weight)
+    _close(out.sum(0)[:, 2 : n + 2], int4_reference.natural_int8(rows), weight)
     assert out[:, :, :2].isnan().all()
     assert out[:, :, -1].isnan().all()
 
@@ -120,7 +121,7 @@ def test_rows_are_divided_by_their_rms_in_the_product() -> None:
     weight, x = _weight("Q4_K", 16, 512), _rows(3, 512, torch.float32)
     rows, squares = _int8_rows(3, 512), x.square().view(3, 4, 128).sum(-1)
     found = ggml.gemm_rows(rows, GgmlWeight((weight,)), RowNorm(squares, 0.1))
-    expected = ggml.gemm_rows(rows, GgmlWeight((weight,)), RowNorm(squares, 0.1), kernels=False)
+    expected = int4_reference.gemm_rows(rows, GgmlWeight((weight,)), RowNorm(squares, 0.1))
     assert torch.allclose(found.sum(0), expected[0], rtol=1e-5, atol=1e-5)
     normed = x * torch.rsqrt(x.square().mean(1, keepdim=True) + 0.1)
     error = (expected[0] - normed @ dense(weight).t()).norm() / expected.norm()
@@ -131,7 +132,7 @@ def test_rows_are_divided_by_their_rms_in_the_product() -> None:
 def test_rows_are_written_in_the_order_of_the_products() -> None:
     x, rows = _rows(2, 256, torch.float32), Int8Rows.empty(2, 256, torch.device("cpu"), 16)
     prepare("plain", x[None], rows)
-    assert torch.allclose(natural_int8(rows), x, atol=2e-4)
+    assert torch.allclose(int4_reference.natural_int8(rows), x, atol=2e-4)
     whole = (x.view(2, 2, 128) / rows.factors[:, :2, 0].t()[..., None]).round().int()
     sums = rows.factors.view(torch.int32)[:, :2].transpose(0, 1)
     assert (sums[..., 4:8] - whole.view(2, 2, 4, 32).sum(-1)).abs().max() <= 2

@@ -8,8 +8,6 @@ from localchat_cuda.kernels import int4
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
 from localchat_cuda.kernels.int4 import gemm_few as w4_few
-from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
-from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
@@ -21,6 +19,7 @@ from localchat_cuda.kernels.int4.tile_config import (
     tile_config_for,
     variant_for,
 )
+from tests.support import int4_reference
 from tests.support.awq import to_awq
 from tests.support.int4_activations import compare_prepare
 from tests.support.int4_weights import CPU, relative, values, weight
@@ -117,10 +116,10 @@ def test_int8_gemm_matches_the_reference(rows: int, shape: TileConfig, group: in
     w = weight(32, 640 if shape.warps == 1 else 512, group=group)
     x = values(rows, w.features_in)
     held = Int8Rows.empty(rows, w.features_in, CPU, group)
-    w4_activations.quantize(x, held)
+    int4_reference.quantize(x, held)
     out = torch.full((shape.splits, rows, 32), float("nan"))
     w4_few.gemm(held, w, out, shape)
-    assert relative(out.sum(0), w4_int8.reference(held.x, held.factors, w, None)) < 1e-5
+    assert relative(out.sum(0), int4_reference.gemm_int8(held, w, None)) < 1e-5
     assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-4
 
 
@@ -138,10 +137,10 @@ def test_fp16_gemm_matches_the_reference(rows: int, shape: TileConfig, group: in
     w = weight(32, 640 if shape.warps == 1 else 512, group=group)
     x = values(rows, w.features_in)
     held = HalfRows.empty(rows, w.features_in, CPU, group=group)
-    w4_activations.quantize(x, held)
+    int4_reference.quantize(x, held)
     out = torch.full((shape.splits, rows, 32), float("nan"))
     w4_few.gemm(held, w, out, shape)
-    assert relative(out.sum(0), w4_fp16.reference(held, w, None)) < 1e-4
+    assert relative(out.sum(0), int4_reference.gemm_fp16(held, w, None)) < 1e-4
     assert relative(out.sum(0), x @ w4_pack.dense(w).t()) < 1e-3
 
 
@@ -155,11 +154,11 @@ def test_every_variant_applies_the_norm_of_each_row(variant: GemmVariant, group:
     out = torch.empty(1, rows, 64)
     if variant == "int8":
         held = Int8Rows.empty(rows, 256, CPU, group)
-        w4_activations.quantize(x, held)
+        int4_reference.quantize(x, held)
         w4_few.gemm(held, w, out, TileConfig(1, 2, 1, 1), RowNorm(squares, 1e-6))
     else:
         half = HalfRows.empty(rows, 256, CPU, "slots" if variant == "tiled" else "lanes", group)
-        w4_activations.quantize(x, half)
+        int4_reference.quantize(x, half)
         if variant == "tiled":
             tiled = w4_tiled.TiledGemmConfig(TileConfig(1, 4, 2, 1), 16)
             w4_tiled.gemm(half, w, out, tiled, norm=RowNorm(squares, 1e-6))
@@ -175,13 +174,13 @@ def test_a_scaled_residual_is_normed_as_if_it_were_not(size: float, kernel: bool
     x, gain = values(rows, 256) * size, values(1, 256)[0].clamp(-1.0, 1.0)
     held = HalfRows.empty(rows, 256, CPU)
     squares, residual = torch.empty(rows, 2), x.clone()
-    call = w4_activations.prepare if kernel else w4_activations.reference
+    call = w4_activations.prepare if kernel else int4_reference.prepare
     call(
         "norm", torch.zeros(1, rows, 256), held, residual=residual, weight=gain, squares=squares,
         factor=w4_activations.HALF_RESIDUAL, eps=eps,
     )  # fmt: skip
     wanted = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain
-    found = w4_fp16.reference(held, w, RowNorm(squares, eps))
+    found = int4_reference.gemm_fp16(held, w, RowNorm(squares, eps))
     assert torch.equal(residual, x)
     assert relative(found, wanted @ w4_pack.dense(w).t()) < 2e-3
 
@@ -192,7 +191,7 @@ def test_int8_gemm_with_an_outlier_keeps_the_precision_of_its_block(group: int) 
     x = values(1, 256)
     x[0, 7] = 300.0
     held = Int8Rows.empty(1, 256, CPU, group)
-    w4_activations.quantize(x, held)
+    int4_reference.quantize(x, held)
     out = torch.empty(1, 1, 16)
     w4_few.gemm(held, w, out, TileConfig(1, 1, 1, 1))
     assert relative(out[0], x @ w4_pack.dense(w).t()) < 2e-4
@@ -249,7 +248,7 @@ def test_prepare_for_small_groups_matches_the_reference(
 def test_natural_order_inverts_ordered(order: w4_activations.Order, group: int) -> None:
     x = torch.arange(512.0).view(2, 256)
     assert torch.equal(
-        w4_activations.natural_order(w4_activations.ordered(x, order, group), order, group), x
+        int4_reference.natural_order(int4_reference.ordered(x, order, group), order, group), x
     )
 
 
@@ -356,11 +355,11 @@ def test_tiled_gemm_matches_the_fp16_reference(
     w = weight(128, 384, group=group)
     x = values(rows, w.features_in)
     held = HalfRows.empty(rows, w.features_in, CPU, "slots", group)
-    w4_activations.quantize(x, held)
+    int4_reference.quantize(x, held)
     out = torch.full((shape.splits, rows, 128), float("nan"))
     squares = x.square().view(rows, 3, 128).sum(-1)
     w4_tiled.gemm(held, w, out, w4_tiled.TiledGemmConfig(shape, tile), norm=RowNorm(squares, 1e-6))
-    assert relative(out.sum(0), w4_fp16.reference(held, w, RowNorm(squares, 1e-6))) < 1e-3
+    assert relative(out.sum(0), int4_reference.gemm_fp16(held, w, RowNorm(squares, 1e-6))) < 1e-3
 
 
 def test_tiled_rule_divides_every_shape() -> None:
@@ -387,14 +386,14 @@ def test_fused_gemm_applies_act_and_mul(
     w = weight(512, 384, group=group)
     x = values(rows, w.features_in) / 30
     held = HalfRows.empty(rows, w.features_in, CPU, "slots", group)
-    w4_activations.quantize(x, held)
+    int4_reference.quantize(x, held)
     squares = x.square().view(rows, 3, 128).sum(-1)
     found, wanted = (HalfRows.empty(rows, 256, CPU, "slots", into) for _ in range(2))
     found.x.fill_(float("nan"))
     config = w4_tiled.TiledGemmConfig(TileConfig(2, warps, 3, 1), tile)
     w4_tiled.gemm_silu_mul(held, w, found, config, norm=RowNorm(squares, 0.5), gelu=gelu)
-    sums = w4_fp16.reference(held, w, RowNorm(squares, 0.5))[None]
-    w4_activations.reference("act_and_mul", sums, wanted, gelu=gelu)
+    sums = int4_reference.gemm_fp16(held, w, RowNorm(squares, 0.5))[None]
+    int4_reference.prepare("act_and_mul", sums, wanted, gelu=gelu)
     assert relative(found.x.float(), wanted.x.float()) < 1e-3
 
 

@@ -13,7 +13,6 @@ import torch
 
 from localchat_cuda.kernels import int4
 from localchat_cuda.kernels.int4 import activations as w4_activations
-from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
 from localchat_cuda.kernels.int4 import gemm_hopper as w4_hopper
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import hopper_tile_config
@@ -21,7 +20,7 @@ from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from localchat_cuda.kernels.int4.hopper_tile_config import HopperTileConfig
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.launch import Traits
-from tests.support import gluon_emulation
+from tests.support import gluon_emulation, int4_reference
 from tests.support.gluon_emulation import Boxes, Pointer
 from tests.support.int4_weights import CPU, relative, values, weight
 
@@ -130,7 +129,7 @@ def test_emulated_kernel_matches_the_reference_and_clears_its_flags(
     w, x, groups = weight(n, k, group=group), values(rows, k) / 30, k // 128
     fused = gelu is not None
     held = w4_activations.HalfRows.empty(rows, k, CPU, "slots", group)
-    w4_activations.quantize(x, held)
+    int4_reference.quantize(x, held)
     squares = x.square().view(rows, groups, 128).sum(-1)
     shape = (rows, n // 2) if fused else (config.splits, rows, n)
     out = torch.full(shape, float("nan"), dtype=torch.float16 if fused else torch.float32)
@@ -156,12 +155,12 @@ def test_emulated_kernel_matches_the_reference_and_clears_its_flags(
         _scaled_planes=scaled_planes,
     )  # fmt: skip
     assert not flags.any()
-    sums = w4_fp16.reference(held, w, RowNorm(squares, 0.5))
+    sums = int4_reference.gemm_fp16(held, w, RowNorm(squares, 0.5))
     if gelu is None:
         assert relative(out.sum(0), sums) < 1e-3
     else:
         wanted = w4_activations.HalfRows.empty(rows, n // 2, CPU, "slots", into)
-        w4_activations.reference("act_and_mul", sums[None], wanted, gelu=gelu)
+        int4_reference.prepare("act_and_mul", sums[None], wanted, gelu=gelu)
         assert relative(out.float(), wanted.x.float()) < 1e-3
 
 
@@ -240,7 +239,7 @@ def test_unsupported_arguments_raise() -> None:
     w = weight(512, 384)
     x = values(40, 384)
     rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
-    w4_activations.quantize(x, rows)
+    int4_reference.quantize(x, rows)
     with pytest.raises(ValueError, match=r"config: .* does not divide a weight"):
         w4_hopper.gemm(rows, w, torch.empty(4, 40, 512), HopperTileConfig(64, 2, 4))
     with pytest.raises(ValueError, match="out: shape 2x40x512 wanted"):

@@ -18,6 +18,7 @@ from localchat_cuda.kernels.int4.pack import W4
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.launch import traits
+from tests.support import int4_reference
 from tests.support.tiny_engine_core import ON_GPU
 
 pytestmark = [
@@ -72,7 +73,7 @@ class Scene:
         generator = torch.Generator(device="cuda").manual_seed(rows)
         x = (torch.randn(rows, k, device="cuda", generator=generator) * 2).half().float()
         self.rows = HalfRows.empty(rows, k, x.device, "slots", group)
-        w4_activations.quantize(x, self.rows)
+        int4_reference.quantize(x, self.rows)
         self.norm: RowNorm | None = None
         self.sums = x @ whole.t()
         if normed:
@@ -107,7 +108,7 @@ def fused(
     into.x.fill_(float("nan"))
     assert int4.hopper is not None
     int4.hopper.gemm_silu_mul(scene.rows, scene.weight, into, config, scene.norm, gelu=gelu)
-    return w4_activations.natural_order(into.x, "slots", group)
+    return int4_reference.natural_order(into.x, "slots", group)
 
 
 @pytest.mark.parametrize("group", [32, 64])
@@ -193,7 +194,7 @@ def test_chosen_configs_match_the_reference() -> None:
                     into = HalfRows.empty(rows, n // 2, scene.rows.x.device, "slots")
                     into.x.fill_(float("nan"))
                     int4.gemm_silu_mul(scene.rows, scene.weight, into, scene.norm)
-                    found = w4_activations.natural_order(into.x, "slots")
+                    found = int4_reference.natural_order(into.x, "slots")
                     wanted = scene.activated(False)
                 else:
                     found = int4.gemm(scene.rows, scene.weight, scene.norm).sum(0)
@@ -229,7 +230,7 @@ def test_graphs_replay_a_chain_with_other_rows() -> None:
     sums = torch.empty(1, 100, 512, device=device)
     for seed in range(3):
         generator = torch.Generator(device="cuda").manual_seed(seed)
-        w4_activations.quantize(torch.randn(100, 512, device=device, generator=generator), first)
+        int4_reference.quantize(torch.randn(100, 512, device=device, generator=generator), first)
         last.x.fill_(float("nan"))
         for _ in range(5):
             graph.replay()

@@ -16,6 +16,7 @@ from localchat_cuda.kernels.int4 import gemm_few as w4_few
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows, Rows
 from localchat_cuda.kernels.int4.tile_config import TileConfig
+from tests.support import int4_reference
 from tests.support.attention_scenes import numbers, scene
 from tests.support.int4_weights import CPU, values, weight
 
@@ -62,7 +63,7 @@ def test_it_passes_the_activations_of_every_int4_gemm(
 ) -> None:
     rows = FORMATS[form](3, 256)
     source = spoilt(values(3, 512 if mode == "act_and_mul" else 256))[None]
-    call = w4_activations.prepare if kernel else w4_activations.reference
+    call = w4_activations.prepare if kernel else int4_reference.prepare
     normed = {}
     if mode == "norm":
         normed = {
@@ -83,7 +84,7 @@ def test_it_passes_the_norm_after_a_sublayer(form: str) -> None:
 @pytest.mark.parametrize("gelu", [False, True])
 def test_it_passes_the_fused_gate(gelu: bool) -> None:
     rows, out = (HalfRows.empty(3, 256, CPU, "slots", factored=False) for _ in range(2))
-    w4_activations.quantize(spoilt(values(3, 256)), rows)
+    int4_reference.quantize(spoilt(values(3, 256)), rows)
     config = w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64)
     w4_tiled.gemm_silu_mul(rows, weight(512, 256), out, config, gelu=gelu)
     assert only_second(out.x)

@@ -6,6 +6,7 @@ import torch
 from localchat_cuda.kernels import rms_norm_post
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
+from tests.support import int4_reference
 
 CPU = torch.device("cpu")
 EPS = 1e-6
@@ -24,7 +25,7 @@ def rows_of(kind: str, rows: int, k: int) -> w4_activations.Rows:
 def natural(rows: w4_activations.Rows, m: int, k: int) -> torch.Tensor:
     """Return the values of rows, [M, K]."""
     if isinstance(rows, HalfRows):
-        return w4_activations.natural_order(rows.x.float(), rows.order)
+        return int4_reference.natural_order(rows.x.float(), rows.order)
     high, low = rows.x.float().view(m, 2, k // 4, 4)[..., [0, 2, 1, 3]].reshape(m, 2, k).unbind(1)
     steps = rows.factors[:, :m, 0].t().repeat_interleave(128, 1) * 16
     return (256 * high + low) * steps
@@ -66,7 +67,7 @@ def test_prepare_writes_the_normed_residual(
     normed = torch.empty(rows, k)
     wanted = begin.clone()
     rms_norm_post.reference(y, wanted, post, weight, normed, EPS, 0.3)
-    for call in (rms_norm_post.prepare, rms_norm_post.prepare_reference):
+    for call in (rms_norm_post.prepare, int4_reference.prepare_post):
         residual, out = begin.clone(), rows_of(kind, rows, k)
         squares = torch.full((rows, k // 128), float("nan"))
         call(y, residual, post, weight, out, squares, EPS, 0.3, order=order)

@@ -12,7 +12,7 @@ from localchat.errors import LocalchatError, ModelInvalid, UsageError
 from localchat_cuda.config.reader import read_config
 from localchat_cuda.ranks.split import possible_ranks, split_config
 from localchat_cuda.weights.source import CheckpointWeights
-from tests.support import quantizers, tiny_models
+from tests.support import int4_reference, quantizers, tiny_models
 from tests.support.fp8_checkpoints import save_fp8
 from tests.support.quantizers import Way
 from tests.support.rank_cases import FAMILIES, FORMATS, RankCase, distances, save_case
@@ -59,9 +59,10 @@ def test_packed_steps_and_fp8_keys_are_divided_too(tmp_path: Path) -> None:
         tiny = Tiny(tmp_path, torch.float32, rounded=rounded, fp8_kv=True, **how)
         return tiny.prompt(tokens, 17, packed=True)
 
-    whole = logits()
-    for part in on_ranks(2, lambda collective: logits(collective=collective)):
-        assert float((part - whole).norm() / whole.norm()) < 3e-2
+    with int4_reference.in_place_of_kernels():
+        whole = logits()
+        for part in on_ranks(2, lambda collective: logits(collective=collective)):
+            assert float((part - whole).norm() / whole.norm()) < 3e-2
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,6 @@ def test_packed_steps_and_fp8_keys_are_divided_too(tmp_path: Path) -> None:
         ),
         ("llama", {"intermediate_size": 144}, 2, "144 columns"),
         ("llama", {}, 9, "1 to 8 GPUs"),
-        ("gemma3n", {}, 2, "compare each gate"),
     ],
 )
 def test_a_model_that_cannot_be_divided_is_refused_with_the_possible_numbers(

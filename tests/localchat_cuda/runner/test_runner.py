@@ -135,7 +135,7 @@ def _mixed(folder: Path, asked: GenerateRequest) -> Received:
     return loop.received[id_]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3n", "glm4-moe-lite"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma4-small", "glm4-moe-lite"])
 def test_greedy_text_is_the_same_however_it_is_made(
     models: dict[str, tuple[Any, Path]], kind: str
 ) -> None:

@@ -149,8 +149,10 @@ def reference(
     out = torch.zeros(t, h, width, device=q.device)
     for i in range(batch.starts.shape[0]):
         start, count, length = (int(x[i]) for x in (batch.starts, batch.counts, batch.lengths))
-        # Entries before the windows of all queries may name any page.
-        begin = max(0, length - count + 1 - rules.window) // page if rules.window else 0
+        begin = 0
+        if rules.window:
+            # Entries before the windows of all queries may name any page.
+            begin = max(0, length - count + 1 - rules.window) // page
         pages = batch.tables[int(batch.slots[i]), begin : -(-length // page)].long()
         if exponents is None:
             keys = k[pages].float()

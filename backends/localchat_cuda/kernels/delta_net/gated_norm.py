@@ -131,7 +131,9 @@ def gate(
     if t == 0:
         return
     width = power_of_two(v)
-    together = 1 if t * h <= _ALONE else max(1, min(16, _TOGETHER // width))
+    together = 1
+    if t * h > _ALONE:
+        together = max(1, min(16, _TOGETHER // width))
     warps = min(8, max(1, together * width // 512))
     KernelLaunch(
         _gate_kernel, (triton.cdiv(t * h, together),), traits(device), warps=warps, rows=t

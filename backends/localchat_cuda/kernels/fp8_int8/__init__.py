@@ -72,9 +72,7 @@ def gemm(
     return sums
 
 
-def logits(
-    x: torch.Tensor, weight: W8, *, kernels: bool = True, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def logits(x: torch.Tensor, weight: W8, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Compute logits fp32 [M, N] of last states x [M, K] with an 8-bit head.
 
     Works in chunks of rows, so that the head is never dequantized in memory. Writes to `out` if given.
@@ -82,7 +80,7 @@ def logits(
     if out is None:
         out = torch.empty(x.shape[0], weight.codes.shape[0], device=x.device)
     for some, rows in zip(x.split(TILED_ROWS), out.split(TILED_ROWS), strict=True):
-        sums = gemm(some, weight, kernels=kernels, out=rows)
+        sums = gemm(some, weight, out=rows)
         if sums.data_ptr() != rows.data_ptr():
             torch.sum(sums, 0, out=rows)
     return out

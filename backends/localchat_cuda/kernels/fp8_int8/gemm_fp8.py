@@ -19,25 +19,10 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.fp8_int8.gemm_small import FLOATS
-from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, E4M3_MOST, W8, dense
+from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, W8
 from localchat_cuda.kernels.launch import require
 
 _RUN = 1024
-
-
-def rounded(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """`round_rows` in plain torch."""
-    m, k = x.shape
-    runs = x.float().view(m, -1, BLOCK if blocks else k)
-    scales = (runs.abs().amax(2) / E4M3_MOST).clamp_min(1e-12)
-    return (runs / scales[..., None]).view(m, k).to(E4M3), scales
-
-
-def reference(x: torch.Tensor, weight: W8) -> torch.Tensor:
-    """Compute the gemm [M, N] in fp32 with plain torch. x is rounded as in the kernel."""
-    codes, scales = rounded(x, blocks=weight.blocks)
-    wide = scales.repeat_interleave(x.shape[1] // scales.shape[1], 1)
-    return codes.float().mul_(wide) @ dense(weight).t()
 
 
 def supports(weight: W8) -> bool:

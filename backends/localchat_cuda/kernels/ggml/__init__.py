@@ -29,16 +29,12 @@ def gemm_rows(
     weight: GgmlWeight,
     norm: RowNorm | None = None,
     *,
-    kernels: bool = True,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute partial sums fp32 [S, M, N] of 1 to FEW_ROWS rows in groups of 16.
 
-    Rows are in the weight's order; `kernels` False: the reference. out [M, N]:
-    where to write if S is 1.
+    Rows are in the weight's order. out [M, N]: where to write if S is 1.
     """
-    if not kernels:
-        return gemm_int8.reference(rows, weight, norm)[None]
     m = rows.x.shape[0] // 2
     n = weight.features_out
     k = weight.features_in

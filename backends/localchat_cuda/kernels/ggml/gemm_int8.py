@@ -37,7 +37,7 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.ggml_forms import ROWS
-from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense
+from localchat_cuda.kernels.ggml.pack import GgmlTensor
 from localchat_cuda.kernels.ggml.tile_ops import (
     byte,
     byte_of,
@@ -48,7 +48,7 @@ from localchat_cuda.kernels.ggml.tile_ops import (
     half_of,
     planes,
 )
-from localchat_cuda.kernels.int4.activations import Int8Rows, check_rows, natural_int8
+from localchat_cuda.kernels.int4.activations import Int8Rows, check_rows
 from localchat_cuda.kernels.int4.row_norm import RowNorm, inverse_rms, norm_arguments
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.launch import KernelLaunch, release, require, traits, wait
@@ -67,16 +67,6 @@ class BlockFewRows(NamedTuple):
     tile: TileConfig
     NORM: bool
     """Rows are divided by their rms."""
-
-
-def reference(
-    rows: Int8Rows, weight: GgmlTensor | GgmlWeight, norm: RowNorm | None
-) -> torch.Tensor:
-    """Compute the gemm [M, N] in fp32 from the quantized rows, with plain torch."""
-    x = natural_int8(rows)
-    if norm is not None:
-        x = norm.divided(x)
-    return x @ dense(weight).t()
 
 
 @triton.jit

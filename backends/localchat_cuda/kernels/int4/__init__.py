@@ -13,8 +13,6 @@ from localchat_cuda.kernels import permute_columns
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
 from localchat_cuda.kernels.int4 import gemm_few as w4_few
-from localchat_cuda.kernels.int4 import gemm_fp16 as w4_fp16
-from localchat_cuda.kernels.int4 import gemm_int8 as w4_int8
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import hopper_tile_config
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
@@ -111,23 +109,16 @@ def gemm(
     rows: w4_activations.Rows,
     weight: W4,
     norm: RowNorm | None = None,
-    *,
-    kernels: bool = True,
 ) -> torch.Tensor:
     """Compute partial sums fp32 [S, M, N] of activations in the weight's order.
 
-    With `norm`, rows are divided by their rms. `kernels` False: the reference. Raises ValueError for
-    activations of other groups.
+    With `norm`, rows are divided by their rms. Raises ValueError for activations of other groups.
     """
     if rows.group != weight.group or weight.e2m1:
         raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
     m = rows.x.shape[0]
     if isinstance(rows, w4_activations.Int8Rows):
-        if not kernels:
-            return w4_int8.reference(rows.x, rows.factors, weight, norm)[None]
         m //= 2
-    elif not kernels:
-        return w4_fp16.reference(rows, weight, norm)[None]
     device = rows.x.device
     n = weight.features_out
     config = tile_config_for(m, n, weight.features_in, device, group=weight.group)
@@ -152,13 +143,12 @@ def gemm_silu_mul(
     *,
     gelu: bool = False,
     order: torch.Tensor | None = None,
-    kernels: bool = True,
 ) -> None:
     """Apply act_and_mul to the gemm of gate and up, and write the next gemm's activations.
 
     `into` [M, N / 2] has its columns in `order`. One kernel where the variant supports that, else two.
     """
-    if kernels and order is None and w4_tile_config.variant_for(rows.x.shape[0]) == "tiled":
+    if order is None and w4_tile_config.variant_for(rows.x.shape[0]) == "tiled":
         assert isinstance(rows, w4_activations.HalfRows)
         assert isinstance(into, w4_activations.HalfRows)
         m = rows.x.shape[0]
@@ -171,9 +161,8 @@ def gemm_silu_mul(
             assert hopper is not None
             hopper.gemm_silu_mul(rows, weight, into, config, norm, gelu=gelu)
         return
-    sums = gemm(rows, weight, norm, kernels=kernels)
-    call = w4_activations.prepare if kernels else w4_activations.reference
-    call("act_and_mul", sums, into, gelu=gelu, order=order)
+    sums = gemm(rows, weight, norm)
+    w4_activations.prepare("act_and_mul", sums, into, gelu=gelu, order=order)
 
 
 def gemm_of(

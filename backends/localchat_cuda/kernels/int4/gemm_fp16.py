@@ -18,13 +18,9 @@ FasterTransformer's and Marlin's fast conversion, arranged for our byte order.
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
 
-import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.int4.activations import HalfRows, natural_order
-from localchat_cuda.kernels.int4.pack import W4, dense
-from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_ops import (
     halves,
     load_columns,
@@ -33,14 +29,6 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-
-
-def reference(rows: HalfRows, weight: W4, norm: RowNorm | None) -> torch.Tensor:
-    """Compute the gemm [M, N] in fp32 from fp16 rows in either order, with plain torch."""
-    x = natural_order(rows.x, rows.order, rows.group).float()
-    if norm is not None:
-        x = norm.divided(x)
-    return x @ dense(weight).t()
 
 
 @triton.jit

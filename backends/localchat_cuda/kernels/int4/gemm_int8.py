@@ -24,12 +24,9 @@ spirit of LLM.int8() and QServe.
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
 
-import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
-from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_ops import (
     load_columns,
     nibbles,
@@ -38,8 +35,6 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-
-_SWAP = (0, 2, 1, 3)
 
 
 def lanes(rows: int) -> int:
@@ -50,22 +45,6 @@ def lanes(rows: int) -> int:
 def factors_of(group: int) -> int:
     """Return the last extent of `factors`; groups of 16 are of ggml/gemm_int8.py."""
     return {16: 16, 32: 8}.get(group, 4)
-
-
-def reference(
-    x: torch.Tensor, factors: torch.Tensor, weight: W4, norm: RowNorm | None
-) -> torch.Tensor:
-    """Compute the gemm [M, N] in fp32 from the quantized rows, with plain torch."""
-    m = x.shape[0] // 2
-    k = x.shape[1]
-    pair = x.view(m, 2, k // 4, 4)[..., list(_SWAP)].reshape(m, 2, k).float()
-    if weight.group == 32:  # half and quad in the order of the layer
-        pair = pair.view(m, 2, k // 64, 4, 2, 8).transpose(3, 4).reshape(m, 2, k)
-    scale_zeros = 16.0 * factors[:, :m, 0].t().repeat_interleave(BLOCK_K, 1)
-    rows = (256.0 * pair[:, 0] + pair[:, 1]) * scale_zeros
-    if norm is not None:
-        rows = norm.divided(rows)
-    return rows @ dense(weight).t()
 
 
 @triton.jit

@@ -132,11 +132,6 @@ def decides(sampling: SamplingParams) -> bool:
     return sampling.top_k == 0 and sampling.typical_p >= 1 and sampling.top_p >= 1
 
 
-def reference(logits: torch.Tensor, rescoring: Rescoring) -> torch.Tensor:
-    """Return logits [M, N] as they are where all tokens are computed again."""
-    return (rescoring.states.float() @ rescoring.head.float().t()).to(logits.dtype)
-
-
 @triton.jit(do_not_specialize=["V", "words", "width"])
 def _bound_kernel(
     logits,

@@ -1,4 +1,4 @@
-"""An 8-bit head on its way from the option to the load."""
+"""Rounding at the load on its way from the option."""
 
 import os
 from pathlib import Path
@@ -22,14 +22,14 @@ from localchat_llamacpp.plan.memory_plan import check_options
 def test_settings_reach_the_options_of_an_engine(tmp_path: Path) -> None:
     model = ResolvedModel("m", "m", tmp_path, "")
     paths = Paths(*[tmp_path] * 5)
-    for expected in (True, False):
-        options = engine_options(model, Settings(head_int8=expected), paths, max_slots=1)
-        assert options.load.head_int8 == expected
+    options = engine_options(model, Settings(quantize="int8"), paths, max_slots=1)
+    assert options.load.quantize == "int8"
+    assert engine_options(model, Settings(), paths, max_slots=1).load.quantize is None
 
 
 def test_engines_with_and_without_are_two(tmp_path: Path) -> None:
     options = EngineOptions(tmp_path)
-    other = EngineOptions(tmp_path, load=LoadOptions(head_int8=True))
+    other = EngineOptions(tmp_path, load=LoadOptions(quantize="int8"))
     assert ModelSpec("m", options).key != ModelSpec("m", other).key
 
 
@@ -38,25 +38,19 @@ def test_another_program_may_insist_on_it(tmp_path: Path) -> None:
     paths = Paths(*[tmp_path] * 5)
     resolver = ModelResolver(own, lambda names: Settings(), paths, {})
     file = os.fsencode(tmp_path)
-    assert not resolver.resolve_request(AttachSpec(file, "m")).options.load.head_int8
-    rounded = AttachSpec(file, "m", load=LoadOptions(head_int8=True))
-    assert resolver.resolve_request(rounded).options.load.head_int8
+    assert resolver.resolve_request(AttachSpec(file, "m")).options.load.quantize is None
+    rounded = AttachSpec(file, "m", load=LoadOptions(quantize="int8"))
+    assert resolver.resolve_request(rounded).options.load.quantize == "int8"
 
 
 def test_a_text_of_it_has_another_fingerprint() -> None:
     info = ModelInfo("m", "qwen2", "bf16", 0, 64, 8, 0, None)
-    assert fingerprint(info, "bf16", ()) != fingerprint(
-        info, "bf16", (), LoadOptions(head_int8=True)
-    )
     rounded = [fingerprint(info, "bf16", (), LoadOptions(quantize=to)) for to in ("fp8", "int4")]
     assert len({*rounded, fingerprint(info, "bf16", ())}) == 3
 
 
 def test_llamacpp_refuses_it_with_the_way() -> None:
     check_options(LoadOptions())
-    with pytest.raises(UsageError, match="cannot round the output head") as caught:
-        check_options(LoadOptions(head_int8=True))
-    assert "--head-int8" in str(caught.value.hint)
     with pytest.raises(UsageError, match="cannot round a model to fp8") as caught:
         check_options(LoadOptions(quantize="fp8"))
     assert "--quantize" in str(caught.value.hint)
