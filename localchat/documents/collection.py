@@ -175,7 +175,6 @@ class Collection:
             )
             return Summary(self._sources(), files, length, dict(skipped))
 
-
     def _sources(self) -> tuple[str, ...]:
         return tuple(row[0] for row in self._db.execute("SELECT place FROM source ORDER BY place"))
 
