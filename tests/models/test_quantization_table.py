@@ -55,6 +55,8 @@ def recommended(table: tuple[QuantizationRow, ...]) -> str:
         ("qwen3.6:35b-a3b", 64, SLOW, "Q4_K_M"),
         # A large model is still good in 3 bits.
         ("qwen3.6:35b-a3b", 24, FAST, "Q3_K_M"),
+        # Q4_K_M fits with a few hundred tokens, which are no conversation.
+        ("qwen3.6:35b-a3b", 26, SLOW, "Q3_K_M"),
     ],
 )
 def test_the_quantization_follows_memory_and_speed(

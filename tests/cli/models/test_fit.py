@@ -261,8 +261,16 @@ def test_a_model_that_does_not_fit_names_those_that_do(fit: Fit) -> None:
     assert outcome.code == 4
     first, heading, best, *_ = outcome.out.splitlines()
     assert first.startswith("Take another model here. Even Q4_K_M, 18.7 GB, does not fit.")
+    assert first.endswith("What makes room: localchat fit gemma4:31b-q4_k_m --memory 8")
     assert heading == "Models that suit this computer better:"
     assert best.startswith("  localchat pull ")
+
+
+def test_a_quantization_with_room_for_a_few_tokens_is_not_the_one_to_take(fit: Fit) -> None:
+    outcome = fit(SMALL, "qwen3.6:35b-a3b", "--offline", "--memory", "26.5")
+    best, _, reason, *_ = outcome.out.splitlines()
+    assert best.startswith("Take Q3_K_M: ")
+    assert re.match(r"Q4_K_M leaves room for [\d,]+ tokens only, too few for", reason)
 
 
 def test_an_impossible_memory_is_refused(fit: Fit) -> None:
