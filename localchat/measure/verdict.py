@@ -128,9 +128,9 @@ def _needle_finding(base: Sequence[TaskOutcome], other: Sequence[TaskOutcome]) -
     if not lost:
         return _Finding(text, 0)
     won = len(lost_tasks(other, base))
-    found = _passed(base)
-    if lost <= won and 2 * found < len(base):
-        return _Finding(f"needles {_passed(other)} of {len(other)} (first: {found})", 0)
+    passed = _passed(base)
+    if lost <= won and 2 * passed < len(base):
+        return _Finding(f"needles {_passed(other)} of {len(other)} (first: {passed})", 0)
     if lost > won and not _is_chance(lost, won):
         return _Finding(text, _DAMAGED)
     return _Finding(text, _WEAKER, few=True)

@@ -44,7 +44,7 @@ class GgufTraits:
     names: Mapping[str, str] = field(default_factory=dict)
     """Checkpoint names by those of the file, without `blk.N.` and, in most cases, the suffix."""
     merged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Linear layers of gemms whose parts the file stores apart, and a checkpoint as one; see Names.merged."""
+    """Linear layers that the file stores apart, and a checkpoint merged."""
     paired_rows: bool = False
     """Rows of queries and keys are reordered, because llama.cpp rotates neighboring columns."""
     partial_rotation: bool = False

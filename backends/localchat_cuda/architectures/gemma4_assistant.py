@@ -16,7 +16,7 @@ from localchat_cuda.weights.assistant import AssistantWeights
 def forward(
     ops: DenseLayers, weights: AssistantWeights, previous: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the last states [T, hidden], and the states [T, C] for the next draft token.
+    """Return the last states [T, hidden], and [T, C] for the next draft token.
 
     `previous` [T, C]: of the preceding tokens."""
     rows = weights.model.embedding[ops.inputs.ids.long()]

@@ -57,7 +57,7 @@ class RecurrentNames:
 
     @staticmethod
     def mamba_in_gguf(prefix: str) -> dict[str, str]:
-        """Return the checkpoint names of a Mamba 2 after a prefix, by those of a GGUF file."""
+        """Return the checkpoint names of a Mamba 2 by those of a GGUF file."""
         names = {
             "ssm_in": "in_proj",
             "ssm_out": "out_proj",

@@ -100,5 +100,9 @@ def fitted(
 
 def _keys(config: ModelConfig, layer: int) -> tuple[object, ...]:
     """Return what decides whether a layer can read the keys of another one."""
-    heads, columns = config.key_heads_of(layer), config.head_dim_of(layer)
-    return heads, columns, config.window(layer), config.rotation_of(layer)
+    return (
+        config.key_heads_of(layer),
+        config.head_dim_of(layer),
+        config.window(layer),
+        config.rotation_of(layer),
+    )

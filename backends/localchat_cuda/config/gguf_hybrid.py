@@ -64,7 +64,7 @@ def hybrid_config(header: Header, family: Family, eps: float) -> dict[str, Any]:
 
 
 def _single_parts(header: Header, attends: list[bool]) -> list[str]:
-    """Return the kind of each layer, which is attention, a Mamba 2 or an MLP alone."""
+    """Return the kind of each layer: attention, Mamba 2 or MLP."""
     names = {tensor.name for tensor in header.tensors}
     kinds = []
     for layer, attention in enumerate(attends):

@@ -517,7 +517,7 @@ def _with_draft(budget: GpuBudget) -> GpuBudget:
 
 
 def _assistant_bytes(config: ModelConfig, weights: int, load: _GpuLoad) -> int:
-    """Return the bytes of an assistant, which has no KV cache and no rotations of its own."""
+    """Return the bytes of an assistant, which has no KV cache."""
     slots = load.options.max_slots
     work = workspace_bytes(config, slots, draft_plan.STEP_TOKENS)
     return weights + table_bytes(slots, load.context) + work + draft_plan.GRAPH_BYTES

@@ -1,4 +1,4 @@
-"""Drafts of a Gemma 4 assistant on the GPU, which reads the KV pages of the model that verifies.
+"""Drafts of a Gemma 4 assistant, which reads the KV pages of its model.
 
 A draft is a chain of steps with one token per sequence, as a prediction head's (drafter.py). An assistant has
 no keys and values, so it reads only the last token of a text, and nothing has to be evicted.
@@ -126,8 +126,8 @@ class AssistantDrafter:
         return max(length - 1, self._states.earliest(seq))
 
     def ready(self, unread: Mapping[int, int]) -> bool:
-        known = [seq for seq in unread if seq in self._entered]
-        rows = [DecodeRow(seq, self._states.end(seq), 1) for seq in known]
+        entered = [seq for seq in unread if seq in self._entered]
+        rows = [DecodeRow(seq, self._states.end(seq), 1) for seq in entered]
         return not rows or self.runner.prepared(rows, masked=False)
 
     def draft(self, asks: Sequence[DraftAsk]) -> list[Draft]:
