@@ -161,11 +161,12 @@ def _roomiest(
 ) -> FitReport | None:
     """Return the report of a load. None if the options are impossible.
 
-    If the planned context does not fit, the context of a chat may.
+    If the planned context does not fit or is short, the context of a chat may fit.
     """
     try:
         report = assess(subject, options, machine, history)
-        if report.plan.fits or options.context_tokens is not None:
+        is_roomy = report.plan.fits and report.plan.max_context_tokens >= _CHAT_TOKENS
+        if is_roomy or options.context_tokens is not None:
             return report
         chat = structs.replace(options, context_tokens=_CHAT_TOKENS, max_slots=1)
         shorter = assess(subject, chat, machine, history)
