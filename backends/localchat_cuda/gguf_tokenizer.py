@@ -166,7 +166,7 @@ def _settings(header: Header, tokens: tuple[str, ...], kind: TokenizerKind) -> d
             settings[f"{field}_token"] = tokens[number]
     add_bos = header.metadata.get("tokenizer.ggml.add_bos_token")
     if add_bos is None:
-        add_bos = kind in ("llama-bpe", "tekken", "sentencepiece")
+        add_bos = kind in ("llama-bpe", "lfm2", "pixtral", "tekken", "sentencepiece")
     settings["add_bos_token"] = bool(add_bos)
     return settings
 

@@ -1,6 +1,7 @@
-"""Loads the drafter of a loaded model: a draft model, a prediction head, or an EAGLE-3 head."""
+"""Loads the drafter of a loaded model: a draft model, a prediction head, an EAGLE-3 head or an assistant."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,13 +14,21 @@ from localchat_cuda.config.eagle import EagleConfig
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.prediction import head_config
 from localchat_cuda.load import advise_on_out_of_memory, capabilities, load_runner, warm_up
-from localchat_cuda.plan.draft_plan import GRAPH_BYTES, SAME_FAMILY, DraftShape, plan_of
+from localchat_cuda.plan.draft_plan import (
+    GRAPH_BYTES,
+    SAME_FAMILY,
+    STEP_TOKENS,
+    DraftShape,
+    plan_of,
+)
 from localchat_cuda.plan.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
+from localchat_cuda.runner.assistant import AssistantDrafter, AssistantModel
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.runner.model import Fusion, HeadModel
 from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.weights.assistant import load_assistant
 from localchat_cuda.weights.eagle import EagleWeights, load_eagle
 from localchat_cuda.weights.prediction_head import HeadWeights, load_head
 from localchat_cuda.weights.source import CheckpointWeights, WeightSource
@@ -104,6 +113,44 @@ def attach_eagle(
             notify,
         )
         _attach(runner, draft.config, weights, request, "the EAGLE-3 head", draft.eagle)
+
+
+def attach_assistant(
+    runner: CudaRunner,
+    draft: DraftShape,
+    request: LoadRequest,
+    notify: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Load the Gemma 4 assistant of `request` for a runner. Raises ModelInvalid, DoesNotFit, DeviceFault."""
+    model = runner.model
+    settings = draft.assistant
+    own = draft.config
+    dtype = model.pages.dtype
+    device = runner.device
+    assert settings is not None
+    with advise_on_out_of_memory(request):
+        source = CheckpointWeights(Path(request.options.draft or ""), device)
+        weights = load_assistant(
+            own, settings, source, model.config, model.weights, dtype, device, notify
+        )
+        with torch.inference_mode():
+            slots = runner.capabilities.max_slots
+            states = LastStates(slots, settings.columns, dtype, device)
+            assistant = AssistantModel(
+                own,
+                weights,
+                model.pages.view(settings.sources),
+                states,
+                runner.table,
+                settings.active,
+                kernels=model.kernels,
+            )
+        runner.keep_last_states(states)
+        # Its tables have no pages, and a step has a token of each sequence.
+        caps = replace(runner.capabilities, window_blocks=0, max_step_tokens=STEP_TOKENS)
+        graphs = not request.safe_mode
+        own_runner = CudaRunner(assistant, caps, graphs=graphs, graph_bytes=GRAPH_BYTES)
+        runner.attach(AssistantDrafter(own_runner, assistant, runner.table, states))
 
 
 def _attach(

@@ -89,8 +89,7 @@ def _worst_grade(findings: Sequence[_Finding]) -> str:
 def _findings(base: VariantQuality, other: VariantQuality) -> list[_Finding]:
     findings = []
     if any(task.passed for task in base.needles):
-        text = _needle_text(base.needles, lost_tasks(base.needles, other.needles))
-        findings.append(_needle_finding(text, base.needles, other.needles))
+        findings.append(_needle_finding(base.needles, other.needles))
     for name, base_tasks, other_tasks in (
         ("JSON", base.json, other.json),
         ("tool calls", base.tools, other.tools),
@@ -120,14 +119,18 @@ def _task_finding(text: str, base: Sequence[TaskOutcome], other: Sequence[TaskOu
     return _Finding(text, _WEAKER, few=_is_chance(lost, won))
 
 
-def _needle_finding(
-    text: str, base: Sequence[TaskOutcome], other: Sequence[TaskOutcome]
-) -> _Finding:
-    """Grade lost needles. A model that reads its whole context loses none, whatever it wins elsewhere."""
+def _needle_finding(base: Sequence[TaskOutcome], other: Sequence[TaskOutcome]) -> _Finding:
+    """Grade lost needles. A model that reads its whole context loses none, whatever it wins elsewhere.
+
+    A model that misses most needles finds the others by chance, so needles won count there."""
+    text = _needle_text(base, lost_tasks(base, other))
     lost = len(lost_tasks(base, other))
     if not lost:
         return _Finding(text, 0)
     won = len(lost_tasks(other, base))
+    passed = _passed(base)
+    if lost <= won and 2 * passed < len(base):
+        return _Finding(f"needles {_passed(other)} of {len(other)} (first: {passed})", 0)
     if lost > won and not _is_chance(lost, won):
         return _Finding(text, _DAMAGED)
     return _Finding(text, _WEAKER, few=True)

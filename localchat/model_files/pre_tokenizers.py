@@ -12,12 +12,15 @@ _CASED: Final = (
 )
 """Words that also split before a capital letter; `%s`: contractions."""
 _CASED_REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3: Final = f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}"
 GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 PATTERNS: Final[Mapping[str, str]] = {
     "qwen2": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}|{_REST}",
-    "llama-bpe": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",
-    "dbrx": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",
-    "smaug-bpe": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",
+    "llama-bpe": _LLAMA3,
+    "lfm2": _LLAMA3,
+    "pixtral": _LLAMA3,
+    "dbrx": _LLAMA3,
+    "smaug-bpe": _LLAMA3,
     "seed-coder": f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1}}| ?[^\\s\\p{{L}}\\p{{N}}\\r\\n]+|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+",
     "gpt-2": GPT2,
@@ -27,7 +30,7 @@ PATTERNS: Final[Mapping[str, str]] = {
     "tekken": f"{_CASED % ('', '')}|\\p{{N}}|{_CASED_REST}",
 }
 """Patterns that split a text before merging, by `tokenizer.ggml.pre`, from the authors of the vocabularies."""
-WHOLE_WORDS: Final = ("llama-bpe", "tekken")
+WHOLE_WORDS: Final = ("llama-bpe", "lfm2", "pixtral", "tekken")
 """Vocabularies in which a piece that equals a token skips the merges."""
 LONE_DIGITS: Final = ("smollm", "refact")
 """Vocabularies that split off each digit first."""

@@ -54,6 +54,8 @@ class QuantizationRow(NamedTuple):
     shape: ModelShape
     subject: Subject
     report: FitReport
+    chat_tokens: int
+    """Context that a conversation needs: the one that the user chose, or a short one."""
     recommended: bool = False
 
     @property
@@ -70,8 +72,7 @@ class QuantizationRow(NamedTuple):
     def fits_a_chat(self) -> bool:
         """Whether it fits with room for a conversation."""
         plan = self.report.plan
-        shortest = min(_CHAT_TOKENS, plan.context_tokens)
-        return plan.fits and plan.max_context_tokens >= shortest
+        return plan.fits and plan.max_context_tokens >= self.chat_tokens
 
     @property
     def is_worth_it(self) -> bool:
@@ -133,6 +134,7 @@ def quantization_rows(
     if not isinstance(shape, ModelShape) or shape.pooling:
         return ()
     rows = []
+    chat_tokens = options.context_tokens or min(_CHAT_TOKENS, shape.context_train)
     names = listed or offered_names(subject.name, catalog)
     for quantization in USUAL_LOSS:
         model = names.get(quantization, "")
@@ -148,7 +150,8 @@ def quantization_rows(
             candidate = Subject(model or subject.name, other, None, subject.backend)
         report = _roomiest(candidate, options, machine, history)
         if report is not None:
-            rows.append(QuantizationRow(quantization, model, other, candidate, report))
+            row = QuantizationRow(quantization, model, other, candidate, report, chat_tokens)
+            rows.append(row)
     best = _recommended(rows)
     return tuple(row._replace(recommended=row is best) for row in rows)
 
@@ -158,11 +161,12 @@ def _roomiest(
 ) -> FitReport | None:
     """Return the report of a load. None if the options are impossible.
 
-    If the planned context does not fit, the context of a chat may.
+    If the planned context does not fit or is short, the context of a chat may fit.
     """
     try:
         report = assess(subject, options, machine, history)
-        if report.plan.fits or options.context_tokens is not None:
+        is_roomy = report.plan.fits and report.plan.max_context_tokens >= _CHAT_TOKENS
+        if is_roomy or options.context_tokens is not None:
             return report
         chat = structs.replace(options, context_tokens=_CHAT_TOKENS, max_slots=1)
         shorter = assess(subject, chat, machine, history)

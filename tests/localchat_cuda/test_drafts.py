@@ -15,12 +15,14 @@ from localchat.engine.events import Done
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.runner import CudaRunner
 from tests.support import tiny_models
+from tests.support.tiny_assistant import Assistant
 from tests.support.tiny_engine_core import (
     ON_GPU,
     PAGE,
     Received,
     TinyLoop,
     assert_same,
+    attach_assistant,
     attach_draft_model,
     attach_eagle_head,
     attach_own_head,
@@ -40,6 +42,7 @@ SOURCES = {
     "a hybrid by a model": ("qwen3.5", "llama"),
     "a hybrid by its head": ("qwen3.5", ""),
     "a model by an EAGLE-3 head": ("four layers", "eagle"),
+    "a Gemma 4 by its assistant": ("gemma4-small", "assistant"),
 }
 
 
@@ -63,6 +66,11 @@ def folders(heads: dict[str, Head], tmp_path_factory: pytest.TempPathFactory) ->
     )
     tiny_models.save(eagle.model, found["four layers"])
     eagle.save(found["eagle"])
+    assistant = Assistant()
+    found["gemma4-small"] = tmp_path_factory.mktemp("gemma4")
+    found["assistant"] = tmp_path_factory.mktemp("assistant")
+    tiny_models.save(assistant.model, found["gemma4-small"])
+    assistant.save(found["assistant"])
     return found
 
 
@@ -72,6 +80,8 @@ def drafting(folders: dict[str, Path], source: str, **how: Any) -> CudaRunner:
     runner = tiny_runner(folders[model], **how)
     if draft == "eagle":
         attach_eagle_head(runner, folders[draft])
+    elif draft == "assistant":
+        attach_assistant(runner, folders[draft])
     elif draft:
         attach_draft_model(runner, folders[draft])
     else:
@@ -158,6 +168,57 @@ def test_an_eagle_head_guesses_what_the_layers_of_transformers_guess(
     wanted = eagle.guesses(text, 4)
     assert found.tokens[0] == wanted[0]
     assert ON_GPU or list(found.tokens) == wanted
+
+
+@pytest.mark.parametrize("centroids", [0, 8])
+@pytest.mark.parametrize("kind", ["gemma4-small", "gemma4", "gemma4-moe"])
+def test_an_assistant_guesses_what_that_of_transformers_guesses(
+    kind: str, centroids: int, tmp_path: Path
+) -> None:
+    """With the last accepted token at a page's end, at its start, and inside and outside the window."""
+    model, own = tmp_path / "model", tmp_path / "assistant"
+    assistant = Assistant(kind, centroids=centroids)
+    tiny_models.save(assistant.model, model)
+    assistant.save(own)
+    text = list(tokens_of(22, 90))
+    runner = tiny_runner(model)
+    attach_assistant(runner, own)
+    drafter = runner.drafter
+    for length in (90, 20, 64, 65):
+        prefilled(runner, text[:length], 64)
+        start = drafter.earliest(5, length)
+        assert start == length - 1
+        (found,) = drafter.draft(
+            [DraftAsk(5, text[start:length], start, GREEDY, 4, lambda _: True)]
+        )
+        wanted = assistant.guesses(text[:length], 4)
+        assert found.tokens[0] == wanted[0]
+        assert ON_GPU or list(found.tokens) == wanted
+        runner.launch(StepPlan(2, leave=(5,)))
+        runner.collect()
+
+
+def test_an_assistant_drafts_on_after_accepted_and_rejected_tokens(
+    folders: dict[str, Path],
+) -> None:
+    text = list(tokens_of(22, 90))
+    assistant = Assistant()
+    runner = tiny_runner(folders["gemma4-small"])
+    attach_assistant(runner, folders["assistant"])
+    prefilled(runner, text, 64)
+    (found,) = runner.drafter.draft(
+        [DraftAsk(5, text[-1:], len(text) - 1, GREEDY, 4, lambda _: True)]
+    )
+    # The model reads three draft tokens, accepts two, and rejects the third.
+    row = StepRow(5, 2, len(text) - 1, (text[-1], *found.tokens[:3]))
+    runner.launch(StepPlan(2, (row,)))
+    runner.collect()
+    longer = [*text, *found.tokens[:2], 7]
+    ask = DraftAsk(5, longer[-1:], len(longer) - 1, GREEDY, 4, lambda _: True)
+    (again,) = runner.drafter.draft([ask])
+    wanted = assistant.guesses(longer, 4)
+    assert again.tokens[0] == wanted[0]
+    assert ON_GPU or list(again.tokens) == wanted
 
 
 def test_a_head_without_the_states_of_a_text_guesses_nothing(folders: dict[str, Path]) -> None:
@@ -257,6 +318,9 @@ WAYS: dict[str, tuple[Callable[[TinyLoop, Any], Received], dict[str, Any]]] = {
         ("a model by another", "beside others without drafts"),
         ("a model by another", "after a prefix hit"),
         ("a model by an EAGLE-3 head", "preempted"),
+        ("a Gemma 4 by its assistant", "in chunks of 7"),
+        ("a Gemma 4 by its assistant", "after a prefix hit"),
+        ("a Gemma 4 by its assistant", "preempted"),
     ],
 )
 def test_greedy_text_is_that_without_drafts(

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from localchat.backend_api.interface import LoadRequest
-from localchat.errors import ModelInvalid
+from localchat.errors import ModelInvalid, UsageError
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.backend import ReferenceBackend
@@ -20,6 +20,7 @@ from tests.support import tiny_models
 from tests.support.cuda_machines import GB, gpu, header
 from tests.support.hub_configs import CONFIGS
 from tests.support.speaking_checkpoint import write_speaking
+from tests.support.tiny_assistant import Assistant
 from tests.support.tiny_heads import Eagle, Head
 
 SLOTS = LoadOptions(max_slots=2, context_tokens=256)
@@ -115,6 +116,40 @@ def test_an_eagle_head_is_planned_and_drafts_for_its_model_alone(
         (head / "config.json").write_text(json.dumps({**raw, **changed}))
         with pytest.raises(ModelInvalid, match=why):
             ReferenceBackend().open(model, print).plan(with_draft(head))
+
+
+def test_an_assistant_is_planned_and_drafts_for_its_model_alone(
+    speaking: Path, tmp_path: Path
+) -> None:
+    assistant, model, own = Assistant(vocabulary=257), tmp_path / "model", tmp_path / "assistant"
+    tiny_models.save(assistant.model, model)
+    assistant.save(own)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(speaking / name, model)
+    opened = ReferenceBackend().open(model, print)
+    plain, drafting = opened.plan(SLOTS), opened.plan(with_draft(own))
+    assert drafting.draft_bytes == drafting.compute_bytes - plain.compute_bytes > 0
+    assert any(note.startswith("The assistant assistant takes") for note in drafting.notes)
+    runner = loaded(model, with_draft(own))
+    assert runner.drafter.name == "the model's assistant"
+    assert runner.drafter.token_s > 0
+    runner.close()
+    with pytest.raises(ModelInvalid, match="of the architecture gemma4, and this one has"):
+        ReferenceBackend().open(speaking, print).plan(with_draft(own))
+    two = LoadOptions(max_slots=2, context_tokens=256, draft=str(own), gpus=2)
+    with pytest.raises(UsageError, match="an assistant, cannot draft for a model on several GPUs"):
+        opened.plan(two)
+    raw = json.loads((own / "config.json").read_text())
+    text = raw["text_config"]
+    for changed, why in (
+        ({"backbone_hidden_size": 64}, "expects states of 64, and this one has"),
+        ({"text_config": {**text, "sliding_window": 7}}, "layer 0 reads keys of another shape"),
+        ({"text_config": None}, "lacks text_config"),
+        ({"use_ordered_embeddings": True, "num_centroids": 10}, "cannot have 10 centroids"),
+    ):
+        (own / "config.json").write_text(json.dumps({**raw, **changed}))
+        with pytest.raises(ModelInvalid, match=why):
+            opened.plan(with_draft(own))
 
 
 HYBRID = parse_config(CONFIGS["qwen3.5:9b"][0], "it")

@@ -4,13 +4,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from localchat.backend_api.drafter import NO_DRAFT, Draft, DraftAsk
-from localchat.backend_api.interface import Runner
+from localchat.backend_api.interface import Runner, StepPlan
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -132,6 +133,42 @@ def test_a_head_that_does_not_pay_is_switched_off(start: Start, kind: str) -> No
     assert model is not None
     assert 0 < model.drafted < 80
     assert "the model's prediction head cost more" in model.off
+
+
+@pytest.mark.parametrize("kind", ["qwen35-random", "glm4moe-random"])
+def test_a_head_that_does_not_pay_costs_a_percent_and_a_few_steps_at_most(
+    start: Start, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in plain steps: a budget of two, what plain steps add to it, and a last draft beyond it."""
+    runner = start(kind, head=True).runner
+    core = Core(runner)
+    _cost_model_times(core)
+    model = core.core._draft_model
+    assert model is not None
+    cost = 0.0
+    launch = runner.launch
+    observe = model.observe
+
+    def counted_launch(plan: StepPlan) -> None:
+        nonlocal cost
+        rows = sum(row.width for row in plan.unmoved().rows)
+        if plan.positions and rows < len(PROMPT):
+            cost += model.cost.seconds(rows)
+        launch(plan)
+
+    def counted_observe(*args: Any, **options: Any) -> float:
+        nonlocal cost
+        seconds = observe(*args, **options)
+        cost += seconds
+        return seconds
+
+    monkeypatch.setattr(runner, "launch", counted_launch)
+    monkeypatch.setattr(model, "observe", counted_observe)
+    for tokens in (150, 600):
+        cost = 0.0
+        core.say(request(PROMPT, max_tokens=tokens, temperature=1.0))
+        assert cost < tokens + 8 + 0.01 * tokens
+    assert model.drafted
 
 
 @pytest.mark.parametrize("kind", ["qwen35-random", "glm4moe-random"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from localchat.cli.models.fit_page import _why_not_finer
 from localchat.config.paths import find_paths
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
@@ -13,7 +14,7 @@ from localchat.models.assess import Subject
 from localchat.models.catalog import read_catalog
 from localchat.models.names import parse
 from localchat.models.published_shapes import published_model
-from localchat.models.quantization_table import QuantizationRow, quantization_rows
+from localchat.models.quantization_table import QuantizationRow, _recommended, quantization_rows
 from tests.support.gguf_files import F16, Size, llama
 from tests.support.memory_plans import GB
 from tests.support.ram_bandwidth import put_bandwidth
@@ -67,6 +68,34 @@ def test_the_quantization_follows_memory_and_speed(
 ) -> None:
     table = rows(name, memory_gb, bandwidth, monkeypatch, tmp_path)
     assert recommended(table) == best
+
+
+def test_a_row_without_room_for_a_conversation_is_not_recommended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = rows("qwen2.5:7b", 64, SLOW, monkeypatch, tmp_path)
+    (best,) = (row for row in table if row.recommended)
+    assert best.quantization == "Q4_K_M"
+    short = best._replace(chat_tokens=best.report.plan.max_context_tokens + 1)
+    assert not short.fits_a_chat
+    others = [*(row for row in table if row is not best), short]
+    assert _recommended(others) is not short
+    assert _why_not_finer(short).startswith("Q4_K_M leaves room for 32,768 tokens only")
+
+
+@pytest.mark.parametrize("free_gb", [23.64, 23.66, 23.7])
+def test_a_tight_load_still_gets_the_context_of_a_conversation(
+    free_gb: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put_bandwidth(monkeypatch, SLOW)
+    catalog = read_catalog(find_paths({"HOME": str(tmp_path)}))
+    shape = published_model(parse("qwen3.6:35b-a3b", catalog))
+    assert shape is not None
+    machine = Machine("cpu", frozenset({"avx2"}), 2, int(25.3 * GB), int(free_gb * GB))
+    subject = Subject(shape.name, shape)
+    table = quantization_rows(subject, LoadOptions(max_slots=2), machine, None, catalog)
+    (best,) = (row for row in table if row.recommended)
+    assert best.report.plan.max_context_tokens >= 4096
 
 
 def test_finer_rows_are_larger_slower_and_lose_less(

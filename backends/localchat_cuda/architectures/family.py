@@ -39,8 +39,12 @@ class ExpertTraits:
 class GgufTraits:
     """Differences between llama.cpp's GGUF files of a family and those of a Llama."""
 
+    architecture: str = ""
+    """Name in `general.architecture`; empty: that of the family."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Checkpoint names by those of the file, without `blk.N.` and the suffix."""
+    """Checkpoint names by those of the file, without `blk.N.` and, in most cases, the suffix."""
+    merged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Linear layers that the file stores apart, and a checkpoint merged."""
     paired_rows: bool = False
     """Rows of queries and keys are reordered, because llama.cpp rotates neighboring columns."""
     partial_rotation: bool = False
@@ -58,7 +62,7 @@ class Family:
     Size: one field for each trait that config.json leaves to the class of the model."""
 
     name: str
-    """Name in `ModelInfo.architecture`. A GGUF file has the same in `general.architecture`."""
+    """Name in `ModelInfo.architecture`. Most GGUF files have the same in `general.architecture`."""
     classes: tuple[str, ...]
     """Names in `architectures` of config.json."""
     label: str = ""

@@ -82,6 +82,20 @@ def forward(
     inputs = None
     if weights.inputs is not None:
         inputs = ops.embed_inputs(weights.inputs, weights.embedding)
+    return run_layers(ops, weights, x, mix, feed, inputs)
+
+
+def run_layers(
+    ops: Layers[X],
+    weights: ModelWeights,
+    x: X,
+    mix: Callable[..., torch.Tensor],
+    feed: Callable[..., torch.Tensor],
+    inputs: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Run all layers on x, the normed residual, and return the last states [P, hidden].
+
+    `inputs`: second embeddings of the tokens, see Layers.embed_inputs."""
     last = len(weights.layers) - 1
     for number, layer in enumerate(weights.layers):
         y = mix(ops, x, layer, number)

@@ -6,7 +6,7 @@ IBM, 2025 (github.com/ibm-granite/granite-4.0-language-models). The models with 
 from dataclasses import replace
 
 from localchat_cuda.architectures import llama
-from localchat_cuda.architectures.family import Family
+from localchat_cuda.architectures.family import Family, GgufTraits
 from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import RecurrentNames
 
@@ -31,6 +31,12 @@ FAMILY = Family(
     intermediate_field="shared_intermediate_size",
     multipliers=True,
     unrotated_by="position_embedding_type",
+    gguf=GgufTraits(
+        architecture="granitehybrid",
+        names=RecurrentNames.mamba_in_gguf("mamba."),
+        merged={"gate_up": ("mlp.gate_proj", "mlp.up_proj"), "down": ("mlp.down_proj",)},
+        paired_rows=True,
+    ),
 )
 
 __all__ = ["FAMILY", "forward"]

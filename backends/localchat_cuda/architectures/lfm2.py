@@ -6,7 +6,7 @@ names, and state the columns of the MLP before their adjustment.
 
 from typing import Any
 
-from localchat_cuda.architectures.family import Family
+from localchat_cuda.architectures.family import Family, GgufTraits
 from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import Names, RecurrentNames
 
@@ -72,6 +72,22 @@ FAMILY = Family(
         "block_multiple_of": 256,
     },
     canonical=canonical,
+    gguf=GgufTraits(
+        names={
+            "token_embd_norm": "model.embedding_norm",
+            "attn_norm": "operator_norm",
+            "ffn_norm": "ffn_norm",
+            "attn_output": "self_attn.out_proj",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "shortconv.in_proj": "conv.in_proj",
+            "shortconv.conv": "conv.conv",
+            "shortconv.out_proj": "conv.out_proj",
+            "ffn_gate": "feed_forward.w1",
+            "ffn_up": "feed_forward.w3",
+            "ffn_down": "feed_forward.w2",
+        },
+    ),
 )
 
 __all__ = ["FAMILY", "forward"]

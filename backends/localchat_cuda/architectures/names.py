@@ -55,6 +55,20 @@ class RecurrentNames:
         own = "linear_attn.conv1d.weight", "", ba, "linear_attn.A_log", "linear_attn.dt_bias", ""
         return cls("delta_net", *own, "linear_attn.norm.weight")
 
+    @staticmethod
+    def mamba_in_gguf(prefix: str) -> dict[str, str]:
+        """Return the checkpoint names of a Mamba 2 by those of a GGUF file."""
+        names = {
+            "ssm_in": "in_proj",
+            "ssm_out": "out_proj",
+            "ssm_conv1d": "conv1d",
+            "ssm_norm": "norm",
+            "ssm_a": "A_log",
+            "ssm_d": "D",
+            "ssm_dt.bias": "dt_bias",
+        }
+        return {own: prefix + name for own, name in names.items()}
+
     @classmethod
     def mamba(cls, prefix: str) -> RecurrentNames:
         """Return the names of a Mamba 2 after a prefix."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from localchat_cuda.architectures.family import ExpertTraits, Family
+from localchat_cuda.architectures.family import ExpertTraits, Family, GgufTraits
 from localchat_cuda.architectures.llama import mix
 from localchat_cuda.architectures.names import ExpertNames, Names, RecurrentNames
 
@@ -108,6 +108,20 @@ FAMILY = Family(
         switch="has_experts", fixed_formats="experts without a gate support bf16 and fp16"
     ),
     canonical=canonical,
+    gguf=GgufTraits(
+        names={
+            "token_embd": "model.embeddings",
+            "output_norm": "model.norm_f",
+            "attn_norm": "norm",
+            "attn_q": "mixer.q_proj",
+            "attn_k": "mixer.k_proj",
+            "attn_v": "mixer.v_proj",
+            "attn_output": "mixer.o_proj",
+            "ffn_up": "mixer.up_proj",
+            "ffn_down": "mixer.down_proj",
+            **RecurrentNames.mamba_in_gguf("mixer."),
+        },
+    ),
 )
 
 

@@ -7,13 +7,16 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from localchat.errors import ModelInvalid
 from localchat.model_files.gguf import Array, GgufTensor, Header
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
-from localchat_cuda.architectures import ARCHITECTURES, families
+from localchat_cuda.architectures import families
 from localchat_cuda.architectures.family import Family, GgufTraits
+from localchat_cuda.config.gguf_hybrid import feed_columns, hybrid_config, key_heads
 from localchat_cuda.ggml_forms import GGUF_FORMS, packed_bytes
 
 TokenizerKind: TypeAlias = Literal[
     "qwen2",
     "llama-bpe",
+    "lfm2",
+    "pixtral",
     "dbrx",
     "smaug-bpe",
     "seed-coder",
@@ -68,6 +71,8 @@ def _checkpoint_name(name: str, names: Mapping[str, str]) -> str:
     if match is not None:
         prefix = f"model.layers.{match[1]}."
         own_name = match[2]
+    if own_name in names:
+        return prefix + names[own_name]
     stem, _, suffix = own_name.rpartition(".")
     if stem not in names:
         return name
@@ -76,13 +81,11 @@ def _checkpoint_name(name: str, names: Mapping[str, str]) -> str:
 
 def _family(header: Header) -> Family | None:
     """Return the family of a file; None if its files are not supported."""
-    module = ARCHITECTURES.get(header.architecture)
-    if module is None:
-        return None
-    family: Family = module.FAMILY
-    if family.gguf is None:
-        return None
-    return family
+    for family in families():
+        traits = family.gguf
+        if traits is not None and (traits.architecture or family.name) == header.architecture:
+            return family
+    return None
 
 
 def gguf_traits(header: Header) -> GgufTraits:
@@ -114,7 +117,7 @@ def rotated_heads(header: Header) -> dict[str, int]:
     if not gguf_traits(header).paired_rows:
         return {}
     heads = header.number("attention.head_count")
-    return {"q_proj": heads, "k_proj": header.number("attention.head_count_kv", heads)}
+    return {"q_proj": heads, "k_proj": key_heads(header)}
 
 
 def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str, Any]:
@@ -130,18 +133,20 @@ def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str,
     heads = header.number("attention.head_count")
     formats = {tensor.name: tensor.format.name for tensor in header.tensors}
     head = formats.get("output.weight") or formats.get("token_embd.weight")
+    eps = _float(header, "attention.layer_norm_rms_epsilon", 1e-5)
+    # Activations of models with norms after each part, and of hybrids, may exceed the range of fp16.
+    needs_range = family.post_normed or family.names.recurrent is not None
     config: dict[str, Any] = {
         "architectures": [family.classes[0]],
-        # Activations of models with norms after each part exceed the range of fp16.
-        "torch_dtype": "bfloat16" if family.post_normed else "float16",
+        "torch_dtype": "bfloat16" if needs_range else "float16",
         "hidden_size": header.number("embedding_length"),
-        "intermediate_size": header.number("feed_forward_length"),
+        "intermediate_size": feed_columns(header),
         "num_hidden_layers": header.number("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": header.number("attention.head_count_kv", heads),
+        "num_key_value_heads": key_heads(header),
         "vocab_size": _rows(header, "token_embd.weight"),
         "max_position_embeddings": header.number("context_length"),
-        "rms_norm_eps": _float(header, "attention.layer_norm_rms_epsilon", 1e-5),
+        "rms_norm_eps": eps,
         "rope_theta": _float(header, "rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in formats,
         "quantization_config": {"quant_method": "gguf", "mix": header.quantization, "head": head},
@@ -150,6 +155,7 @@ def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str,
     if head_dim := header.number("attention.key_length"):
         config["head_dim"] = head_dim
     config |= _attention_config(header, family)
+    config |= hybrid_config(header, family, eps)
     if family.multipliers:
         config |= _granite_config(header)
     if scaling := _scaling(header, rope_factors):
@@ -283,7 +289,9 @@ def _float(header: Header, key: str, default: float) -> float:
 
 
 def _unsupported(header: Header, what: str) -> ModelInvalid:
-    supported = ", ".join(family.name for family in families() if family.gguf is not None)
+    supported = ", ".join(
+        family.gguf.architecture or family.name for family in families() if family.gguf is not None
+    )
     return ModelInvalid(
         f"{header.name}: the CUDA backend cannot run {what} from a GGUF file.",
         hint=f"Leave out --backend cuda: llama.cpp runs this file on the GPU too. The CUDA backend "

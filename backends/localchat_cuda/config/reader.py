@@ -6,6 +6,7 @@ The error for an unsupported model lists the supported ones, and suggests llama.
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, get_args
 
@@ -248,6 +249,11 @@ class _Reader(ConfigFields):
         if family.with_experts and self.raw.get("num_local_experts") != 0:
             relative: Family = ARCHITECTURES[family.with_experts].FAMILY
             return relative
+        section = self.raw.get("quantization_config")
+        is_gguf = isinstance(section, dict) and section.get("quant_method") == "gguf"
+        if is_gguf and family.gguf is not None:
+            merged = {**family.names.merged, **family.gguf.merged}
+            return replace(family, names=replace(family.names, merged=merged))
         return family
 
     def check(self, family: Family) -> None:

@@ -489,20 +489,28 @@ def _with_saved_states(budget: GpuBudget) -> GpuBudget:
 
 
 def _with_draft(budget: GpuBudget) -> GpuBudget:
-    """Add a draft model or an EAGLE-3 head, if the user named one."""
+    """Add a draft model, an EAGLE-3 head or an assistant, if the user named one."""
     load = budget.load
     draft = load.draft
     if draft is None:
         return budget
     weights = weights_bytes(draft.config, draft.headers)
-    own_bytes = draft_bytes(draft.config, weights, load.context, load.options.max_slots)
-    kind = "draft model"
-    if draft.eagle is not None:
+    if draft.assistant is None:
+        own_bytes = draft_bytes(draft.config, weights, load.context, load.options.max_slots)
+    else:
+        own_bytes = _assistant_bytes(draft.config, weights, load)
+    if draft.reads_states:
         own_bytes += _last_states_bytes(load)
-        kind = "EAGLE-3 head"
-    note = f"The {kind} {draft.name} takes {size(own_bytes)}."
+    note = f"The {draft.kind} {draft.name} takes {size(own_bytes)}."
     workspace = budget.workspace + own_bytes
     return replace(budget, workspace=workspace, draft_bytes=own_bytes, notes=(*budget.notes, note))
+
+
+def _assistant_bytes(config: ModelConfig, weights: int, load: _GpuLoad) -> int:
+    """Return the bytes of an assistant, which has no KV cache."""
+    slots = load.options.max_slots
+    work = workspace_bytes(config, slots, draft_plan.STEP_TOKENS)
+    return weights + table_bytes(slots, load.context) + work + draft_plan.GRAPH_BYTES
 
 
 def _last_states_bytes(load: _GpuLoad) -> int:

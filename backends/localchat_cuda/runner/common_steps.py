@@ -5,7 +5,7 @@ requests needs a dozen new shapes. vLLM captures its shapes before it serves. He
 that.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from localchat.backend_api.interface import Capabilities
@@ -61,11 +61,13 @@ def common_steps(capabilities: Capabilities, scratch: int) -> Iterator[list[Toke
             yield [TokenSpan(scratch, history, width) for width in widths]
 
 
-def steps_of_drafts(capabilities: Capabilities, scratch: int) -> Iterator[list[TokenSpan]]:
+def steps_of_drafts(
+    capabilities: Capabilities, scratch: int, widths: Sequence[int] = (1, 2, 4, 8)
+) -> Iterator[list[TokenSpan]]:
     """Yield the steps of a drafter: few rows of one token, or of the tokens accepted since."""
     room = min(capabilities.context_tokens, capabilities.kv_tokens) - 1
     histories = [history for history in _HISTORIES if history < room - WIDEST] or [1]
-    for sequences, width, history in product((1, 2, 4, DRAFT_ROWS), (1, 2, 4, 8), histories):
+    for sequences, width, history in product((1, 2, 4, DRAFT_ROWS), widths, histories):
         if sequences <= capabilities.max_slots and history + width < room:
             yield [TokenSpan(scratch, history, width)] * sequences
 

@@ -197,7 +197,7 @@ class CudaDrafter:
 
     def _run(self, drafts: list[_Draft]) -> bool:
         """Run the steps of drafts. Return False if memory ran out."""
-        chain = _Chain(self.runner)
+        chain = Chain(self.runner)
         new = [draft for draft in drafts if not draft.text.entered]
         if new or self._leave:
             leave = tuple(self._leave)
@@ -221,27 +221,11 @@ class CudaDrafter:
             )
             for draft in drafts
         ]
-        drafting = drafts
-        draft_tokens = 1
-        while rows:
-            positions = tuple(
-                LogitsPosition(index, row.width - 1, row.seq) for index, row in enumerate(rows)
-            )
-            chain.launch(StepPlan(0, tuple(rows), positions), [draft.tokens for draft in drafting])
-            drafting = [draft for draft in drafting if draft.ask.limit > draft_tokens]
-            rows = [
-                StepRow(
-                    draft.ask.seq,
-                    draft.text.slot,
-                    len(draft.ask.tokens) + draft_tokens - 1,
-                    LAST,
-                )
-                for draft in drafting
-            ]
-            draft_tokens += 1
+        limits = [draft.ask.limit for draft in drafts]
+        chain.sample(rows, limits, [draft.tokens for draft in drafts])
         return chain.finish()
 
-    def _read_long_text(self, draft: _Draft, chain: "_Chain") -> None:
+    def _read_long_text(self, draft: _Draft, chain: "Chain") -> None:
         """Read a long uncached text in steps of its own, except for its last tokens."""
         max_step_tokens = self.runner.capabilities.max_step_tokens
         while (unread := len(draft.ask.tokens) - draft.same) > WIDEST:
@@ -259,7 +243,7 @@ class CudaDrafter:
         return Enter(ask.seq, draft.text.slot, (), 0, sampling, ask.start)
 
 
-class _Chain:
+class Chain:
     """Steps of one draft, with as many in flight as the runner allows."""
 
     def __init__(self, runner: CudaRunner) -> None:
@@ -273,6 +257,26 @@ class _Chain:
             self._collect()
         self._runner.launch(plan)
         self._launched.append(sinks)
+
+    def sample(
+        self, rows: Sequence[StepRow], limits: Sequence[int], sinks: Sequence[list[int]]
+    ) -> None:
+        """Queue steps that sample up to `limits` tokens after each row, into its list of `sinks`."""
+        drafting = list(zip(rows, limits, sinks, strict=True))
+        count = 0
+        while drafting:
+            positions = tuple(
+                LogitsPosition(index, row.width - 1, row.seq)
+                for index, (row, _, _) in enumerate(drafting)
+            )
+            step_rows = tuple(row for row, _, _ in drafting)
+            self.launch(StepPlan(0, step_rows, positions), [sink for _, _, sink in drafting])
+            count += 1
+            drafting = [
+                (StepRow(row.seq, row.slot, row.start + row.width, LAST), limit, sink)
+                for row, limit, sink in drafting
+                if limit > count
+            ]
 
     def finish(self) -> bool:
         """Wait for all steps, and return True if all of them succeeded."""
@@ -303,12 +307,26 @@ def measure(runner: CudaRunner) -> tuple[float, float]:
         0, (StepRow(_MEASURED, 0, length, LAST),), (LogitsPosition(0, 0, _MEASURED),)
     )
     runs += [following] * 6
+    times = _times(runner, runs)
+    return min(times[4:]), min(times[1:3]) / length
+
+
+def measure_token(runner: CudaRunner) -> float:
+    """Measure the seconds per draft token of a runner that writes no pages."""
+    entry = Enter(_MEASURED, 0, (), 0, SamplingParams(temperature=0.0))
+    following = StepPlan(0, (StepRow(_MEASURED, 0, 1, LAST),), (LogitsPosition(0, 0, _MEASURED),))
+    times = _times(runner, [StepPlan(0, enter=(entry,))] + [following] * 7)
+    return min(times[4:])
+
+
+def _times(runner: CudaRunner, plans: Sequence[StepPlan]) -> list[float]:
+    """Run plans of the sequence _MEASURED, and return the seconds of each."""
     times = []
-    for plan in runs:
+    for plan in plans:
         begun_s = time.perf_counter()
         runner.launch(plan)
         runner.collect()
         times.append(time.perf_counter() - begun_s)
     runner.launch(StepPlan(0, leave=(_MEASURED,)))
     runner.collect()
-    return min(times[4:]), min(times[1:3]) / length
+    return times

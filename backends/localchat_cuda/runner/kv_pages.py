@@ -5,6 +5,7 @@ Letters: T tokens of the step, S sequences, L layers, J key/value heads, D head 
 numbers are the same in all layers, unless layers with a window have their own pages and block tables.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -145,6 +146,13 @@ class Pages:
     def angles(self, layer: int) -> torch.Tensor:
         """Return the table of cosines and sines of a layer."""
         return self._angles[layer]
+
+    def view(self, layers: Sequence[int]) -> "Pages":
+        """Return these pages as those of a model whose layers read the keys and values of `layers`."""
+        view = copy.copy(self)
+        view._location = {n: self._location[layer] for n, layer in enumerate(layers)}
+        view._angles = [self._angles[layer] for layer in layers]
+        return view
 
     @property
     def bytes(self) -> int:

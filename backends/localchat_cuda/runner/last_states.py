@@ -38,6 +38,10 @@ class LastStates:
         first, end = self._filled.get(seq, (1 << 30, 0))
         return max(first, end - STATE_WINDOW) + 1
 
+    def end(self, seq: int) -> int:
+        """Return the position after the last token of a sequence that a step computed."""
+        return self._filled.get(seq, (0, 0))[1]
+
     def spoil(self, seq: int, end: int) -> None:
         """Mark the states before `end` as overwritten by a head."""
         first, filled = self._filled.get(seq, (end, end))

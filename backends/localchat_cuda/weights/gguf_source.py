@@ -3,6 +3,7 @@
 Tensors are read one by one.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -46,6 +47,9 @@ class GgufWeights:
         type_, raw = self.blocks(name, shape)
         if type_ in _DTYPES:
             tensor = raw.view(_DTYPES[type_]).reshape(shape)
+            if name.endswith(".A_log"):
+                # llama.cpp stores the decay itself, -exp(A_log).
+                tensor = torch.log(-tensor.float())
             if self._norm_offset and name.endswith("norm.weight"):
                 tensor = tensor.float() - self._norm_offset
             return tensor.to(dtype)
@@ -62,7 +66,7 @@ class GgufWeights:
         Rows are in the order of a checkpoint. Raises ModelInvalid."""
         self._read_names.add(name)
         stored = self._tensors.get(name)
-        if stored is None or stored.shape[::-1] != shape:
+        if stored is None or not _same_shape(stored.shape[::-1], shape):
             actual = f"of the shape {stored.shape[::-1]}" if stored else "missing"
             raise ModelInvalid(
                 f"{self.header.name}: the tensor {name} should have the shape {shape}, but is {actual}.",
@@ -94,3 +98,10 @@ class GgufWeights:
                 f"{path}: {tensor.name} cannot be read: {reason(error)}.",
                 hint="The file may be damaged: download it again.",
             ) from error
+
+
+def _same_shape(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Return True for shapes that differ in dimensions of 1, or for a vector that is stored in groups."""
+    if len(shape) == 1:
+        return math.prod(stored) == shape[0]
+    return [n for n in stored if n != 1] == [n for n in shape if n != 1]

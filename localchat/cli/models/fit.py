@@ -106,7 +106,7 @@ def command(
     else:
         usual = _usual_lines(subject, options, verdict, machine)
         page = fit_page.FitPage(
-            verdict, rows, steps, usual, is_exact=seen.is_exact, other_machine=memory is not None
+            verdict, rows, steps, usual, is_exact=seen.is_exact, memory_bytes=memory or 0
         )
         print_lines(environ, fit_page.page_lines(page, seen.paths, machine))
     if verdict.plan.fits:

@@ -39,8 +39,8 @@ class FitPage(NamedTuple):
     """Memory with a usual context."""
     is_exact: bool
     """Whether the verdict is on a quantization that the user named, or on a file of this machine."""
-    other_machine: bool
-    """Whether the plan is for another computer than this one."""
+    memory_bytes: int = 0
+    """Memory of the other computer that the plan is for. 0: it is for this computer."""
 
 
 def page_lines(page: FitPage, paths: "Paths", machine: "Machine") -> Iterator[str]:
@@ -86,7 +86,7 @@ def _reason(best: "QuantizationRow", rows: "Sequence[QuantizationRow]") -> str:
     finer = [row for row in rows[:index] if not row.gains_nothing]
     sentences = []
     if finer and not any(row.fits_a_chat for row in finer):
-        sentences.append("Finer ones do not fit.")
+        sentences.append(_why_not_finer(finer[-1]))
     elif finer:
         next_finer = [row for row in finer if row.fits_a_chat][-1]
         sentences.append(f"{next_finer.quantization} fits too, but it is slower and hardly better.")
@@ -100,17 +100,28 @@ def _reason(best: "QuantizationRow", rows: "Sequence[QuantizationRow]") -> str:
     return " ".join(sentences)
 
 
+def _why_not_finer(next_finer: "QuantizationRow") -> str:
+    """Explain why the next finer quantization is too large."""
+    plan = next_finer.report.plan
+    if not plan.fits:
+        return "Finer ones do not fit."
+    room = tokens(plan.max_context_tokens)
+    return f"{next_finer.quantization} leaves room for {room} only, too few for a conversation."
+
+
 def _why_none(page: FitPage) -> str:
     """Explain why no quantization is recommended."""
     rows = page.rows
+    smallest = rows[-1]
     fitting = [row.quantization for row in rows if row.fits_a_chat]
     if fitting:
         reason = f"Only {' and '.join(fitting)} would fit, which loses too much"
     else:
-        smallest = rows[-1]
         reason = f"Even {smallest.quantization}, {size(smallest.size_bytes)}, does not fit"
     verdict = page.verdict
-    advice = f"What makes room: localchat fit {verdict.name}"
+    advice = f"What makes room: localchat fit {smallest.model or verdict.name}"
+    if page.memory_bytes:
+        advice += f" --memory {page.memory_bytes / 1e9:g}"
     if verdict.plan.total_bytes < _ROOMY_SHARE * verdict.memory_bytes:
         used = f"{size(verdict.others_bytes)} of {size(verdict.memory_bytes)}"
         advice = f"Other programs use {used}: without them, {verdict.name} fits"
@@ -136,8 +147,8 @@ def _other_model_lines(verdict: "FitReport", paths: "Paths", machine: "Machine")
     if not recommendations:
         return
     reason = ""
-    if plan.fits:
-        reason = "That is slower than people read. "
+    if plan.fits and speed is not None:
+        reason = f"{rate(speed.tokens_per_s)} is slower than people read. "
     yield f"{reason}Models that suit this computer better:"
     width = max(len(recommendation.command) for recommendation in recommendations)
     for recommendation in reversed(recommendations):
@@ -165,10 +176,10 @@ def _table_lines(page: FitPage, best: "QuantizationRow | None") -> Iterator[str]
     if best is not None and page.is_exact:
         yield f"* {_how_to_get(best)}"
     yield (
-        "LOSS: usual increase of the perplexity over the unquantized model, for 8B. Small models lose more, "
-        "large ones less."
+        "LOSS: how much worse it predicts text than the unquantized model (perplexity), as usual for 8B. "
+        "Small models lose more, large ones less."
     )
-    if page.other_machine:
+    if page.memory_bytes:
         yield "SPEED: with the memory bandwidth of this computer."
 
 

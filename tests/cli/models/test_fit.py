@@ -261,6 +261,7 @@ def test_a_model_that_does_not_fit_names_those_that_do(fit: Fit) -> None:
     assert outcome.code == 4
     first, heading, best, *_ = outcome.out.splitlines()
     assert first.startswith("Take another model here. Even Q4_K_M, 18.7 GB, does not fit.")
+    assert first.endswith("What makes room: localchat fit gemma4:31b-q4_k_m --memory 8")
     assert heading == "Models that suit this computer better:"
     assert best.startswith("  localchat pull ")
 
