@@ -21,6 +21,22 @@ CORRECTIONS: Final = {
     "`F4` opens the parameters and what they cost.": (
         "`F4` opens the parameters of this conversation."
     ),
+    "`/v1/chat/completions/input_tokens`, `/v1/responses/input_tokens` and `/v1/messages/count_tokens` count the "
+    "tokens of a request without answering it; `/tokenize` counts those of a text.": (
+        "`/v1/messages/count_tokens`, and `/tokenize` with `messages`, count the tokens of a conversation "
+        "without answering it; `/tokenize` with `content` counts those of a text."
+    ),
+    ", from a benchmark of the model or an estimate.": (
+        ", from a benchmark of the model: run `localchat bench MODEL` first."
+    ),
+    "`--price kwh=0.3` sets a price": "`--price machine_hour=2.50` sets a price",
+    "safetensors on one NVIDIA GPU after": "safetensors on NVIDIA GPUs after",
+    "`--max-num-seqs` is `--parallel`. For several GPUs keep vLLM and use it: `localchat --remote URL`.": (
+        "`--max-num-seqs` is `--parallel`, `--tensor-parallel-size` is `--gpus`."
+    ),
+    "many users on one or several GPUs (tensor parallelism), which localchat does not do itself.": (
+        "many users on the GPUs of one or several machines."
+    ),
     "localchat cp ": "localchat config cp ",
     "localchat preset ": "localchat config preset ",
     "localchat completion ": "localchat config completion ",
