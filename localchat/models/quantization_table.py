@@ -148,7 +148,7 @@ def quantization_rows(
                 continue
             other = quantized
             candidate = Subject(model or subject.name, other, None, subject.backend)
-        report = _roomiest(candidate, options, machine, history)
+        report = _roomiest(candidate, options, machine, history, chat_tokens)
         if report is not None:
             row = QuantizationRow(quantization, model, other, candidate, report, chat_tokens)
             rows.append(row)
@@ -157,18 +157,23 @@ def quantization_rows(
 
 
 def _roomiest(
-    subject: Subject, options: LoadOptions, machine: Machine, history: SpeedHistory | None
+    subject: Subject,
+    options: LoadOptions,
+    machine: Machine,
+    history: SpeedHistory | None,
+    chat_tokens: int,
 ) -> FitReport | None:
     """Return the report of a load. None if the options are impossible.
 
-    If the planned context does not fit or is short, the context of a chat may fit.
+    If the planned context does not fit or is shorter than `chat_tokens`, a load of one slot with that context
+    may fit.
     """
     try:
         report = assess(subject, options, machine, history)
-        is_roomy = report.plan.fits and report.plan.max_context_tokens >= _CHAT_TOKENS
+        is_roomy = report.plan.fits and report.plan.max_context_tokens >= chat_tokens
         if is_roomy or options.context_tokens is not None:
             return report
-        chat = structs.replace(options, context_tokens=_CHAT_TOKENS, max_slots=1)
+        chat = structs.replace(options, context_tokens=chat_tokens, max_slots=1)
         shorter = assess(subject, chat, machine, history)
     except LocalchatError:
         # Options that suit one file may be impossible for another, such as a list of tensors.

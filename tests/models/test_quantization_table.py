@@ -1,5 +1,6 @@
 """The table of quantizations: which one to take on which machine."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,21 @@ def test_a_tight_load_still_gets_the_context_of_a_conversation(
     table = quantization_rows(subject, LoadOptions(max_slots=2), machine, None, catalog)
     (best,) = (row for row in table if row.recommended)
     assert best.report.plan.max_context_tokens >= 4096
+
+
+def test_a_model_with_a_short_context_keeps_its_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    put_bandwidth(monkeypatch, SLOW)
+    catalog = read_catalog(find_paths({"HOME": str(tmp_path)}))
+    shape = published_model(parse("qwen2.5:1.5b", catalog))
+    assert isinstance(shape, ModelShape)
+    short = replace(shape, context_train=2048, context_scaled=2048)
+    machine = Machine("cpu", frozenset({"avx2"}), 8, 64 * GB, 56 * GB)
+    options = LoadOptions(max_slots=2)
+    table = quantization_rows(Subject(short.name, short), options, machine, None, catalog)
+    (row,) = (row for row in table if row.quantization == short.quantization)
+    assert row.fits_a_chat
 
 
 def test_finer_rows_are_larger_slower_and_lose_less(

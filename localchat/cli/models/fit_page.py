@@ -116,6 +116,8 @@ def _why_none(page: FitPage) -> str:
     fitting = [row.quantization for row in rows if row.fits_a_chat]
     if fitting:
         reason = f"Only {' and '.join(fitting)} would fit, which loses too much"
+    elif smallest.report.plan.fits:
+        reason = f"Even {smallest.quantization} leaves too little room for a conversation"
     else:
         reason = f"Even {smallest.quantization}, {size(smallest.size_bytes)}, does not fit"
     verdict = page.verdict
