@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from localchat.tools.mcp_client import McpConnection
 
 _RETRY_S: Final = 10.0
-"""Time after a failed start in which users get its error, instead of another start."""
+"""Time after a failed start during which users get its error, without another start."""
 
 
 class McpServers:
@@ -72,13 +72,16 @@ class McpServers:
             connection = McpConnection(self._servers[name])
             try:
                 await connection.open(self._environ, self._folder)
+                self._connections[name] = connection
             except LocalchatError as problem:
-                await connection.close()
                 sentence = f"MCP server {name}: {str(problem).removeprefix(f'{name} ')}"
                 self._failures[name] = time.monotonic(), sentence
                 raise ToolError(sentence) from problem
+            finally:
+                # A start may also be cancelled, and nobody else would end the process then.
+                if name not in self._connections:
+                    await connection.close()
             self._failures.pop(name, None)
-            self._connections[name] = connection
             return connection
 
     async def close(self) -> None:

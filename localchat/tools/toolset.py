@@ -90,7 +90,7 @@ class Toolset:
 
             self._add(documents_tool(services.library, services.engine))
         self._own_tools = dict(self.tools)
-        """The tools of no server."""
+        """Tools that need no server."""
 
     def _add_folder_tools(self, root: Root, groups: Sequence[str]) -> None:
         from localchat.tools.command import command_tool
@@ -108,9 +108,9 @@ class Toolset:
             self.tools[tool.name] = tool
 
     async def connect(self) -> list[str]:
-        """Start the chosen servers that do not run, and offer their tools.
+        """Start the chosen servers that do not run, and offer the tools of all of them.
 
-        Returns new sentences about failures, which are in `problems` too.
+        Returns sentences about new problems. `problems` has all of them.
         """
         connections, problems = await self._servers.start()
         self.tools = dict(self._own_tools)

@@ -1,10 +1,11 @@
 """MCP servers: good ones work, and bad ones fail alone."""
 
+import asyncio
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -211,6 +212,33 @@ def test_a_server_that_does_not_start_is_said(
     monkeypatch.setattr(mcp_client, "_START_S", start_s)
     monkeypatch.setattr(mcp_client, "_MAX_MESSAGE", 1 << 20)
     assert message in failure_of(server(kind), tmp_path)
+
+
+def test_a_server_whose_start_is_cancelled_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    opening = asyncio.Event()
+
+    async def never_open(self: McpConnection, environ: Mapping[str, str], folder: Path) -> None:
+        calls.append("open")
+        opening.set()
+        await asyncio.Event().wait()
+
+    async def close(self: McpConnection) -> None:
+        calls.append("close")
+
+    async def whole() -> None:
+        start = asyncio.create_task(McpServers([server("good")], ENVIRON, tmp_path).start())
+        await opening.wait()
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+
+    monkeypatch.setattr(McpConnection, "open", never_open)
+    monkeypatch.setattr(McpConnection, "close", close)
+    asyncio.run(whole())
+    assert calls == ["open", "close"]
 
 
 def test_hostile_names_and_descriptions_are_cleaned(tmp_path: Path) -> None:
