@@ -15,7 +15,7 @@ class OpenCall:
         self._socket: socket.socket | None = None
 
     def begin(self, connection: socket.socket) -> None:
-        """Use this connection from now on. A cancel may have come before it."""
+        """Set the connection of the request, and close it if the request is already cancelled."""
         with self._lock:
             self._socket = connection
         if self.cancelled.is_set():
@@ -25,8 +25,9 @@ class OpenCall:
         """Close the connection, even while the request waits. Idempotent."""
         self.cancelled.set()
         with self._lock:
-            # Closing the socket would not wake a reading thread. It may have been closed just now.
+            # Closing the socket would not wake a thread that reads from it.
             if self._socket is not None:
+                # It may already be closed.
                 with suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
 

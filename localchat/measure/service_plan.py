@@ -1,6 +1,6 @@
-"""Plan of a service: copies of a model for a number of users, and money.
+"""Plan of a service: the copies of a model that a number of users need, and their cost.
 
-A plan promises no more than one point of a benchmark: that with the most requests per second within the target.
+It follows from one measured point of a benchmark, the one with the most requests per second within the target.
 """
 
 import math
@@ -66,7 +66,7 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float
     """Rate of all copies: the demand, or the most that is planned for one copy."""
     measured: MeasuredLoad | None
-    """Load that the copies share. None if no number of copies meets the target."""
+    """Measured load of one copy. None if no number of copies meets the target."""
     share: float
     """Planned rate of one copy as a share of the measured one."""
     conversations: int | None

@@ -120,9 +120,10 @@ def _task_finding(text: str, base: Sequence[TaskOutcome], other: Sequence[TaskOu
 
 
 def _needle_finding(base: Sequence[TaskOutcome], other: Sequence[TaskOutcome]) -> _Finding:
-    """Grade lost needles. A model that reads its whole context loses none, whatever it wins elsewhere.
+    """Grade lost needles.
 
-    A model that misses most needles finds the others by chance, so needles won count there."""
+    If the first model misses most needles, it finds the rest by chance, so won needles make up for lost ones.
+    Otherwise a lost needle counts, whatever the other model won."""
     text = _needle_text(base, lost_tasks(base, other))
     lost = len(lost_tasks(base, other))
     if not lost:

@@ -78,7 +78,7 @@ class McpServers:
                 self._failures[name] = time.monotonic(), sentence
                 raise ToolError(sentence) from problem
             finally:
-                # A start may also be cancelled, and nobody else would end the process then.
+                # After a failed or cancelled start, the process may still run.
                 if name not in self._connections:
                     await connection.close()
             self._failures.pop(name, None)

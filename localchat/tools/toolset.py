@@ -108,7 +108,7 @@ class Toolset:
             self.tools[tool.name] = tool
 
     async def connect(self) -> list[str]:
-        """Start the chosen servers that do not run, and offer the tools of all of them.
+        """Start the chosen servers that do not run, and offer all their tools.
 
         Returns sentences about new problems. `problems` has all of them.
         """

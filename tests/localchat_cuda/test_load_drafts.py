@@ -108,7 +108,7 @@ def test_an_eagle_head_is_planned_and_drafts_for_its_model_alone(
         ReferenceBackend().open(speaking, print).plan(with_draft(head))
     raw = json.loads((head / "config.json").read_text())
     for changed, why in (
-        ({"vocab_size": 300}, "expects a vocabulary of 300, and this one has 257"),
+        ({"vocab_size": 300}, "expects the vocabulary size 300, and this model has 257"),
         ({"num_hidden_layers": 2}, "2 layers of llama"),
         ({"norm_before_fc": True}, "norm_before_fc"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, "this model has 4"),
@@ -134,7 +134,7 @@ def test_an_assistant_is_planned_and_drafts_for_its_model_alone(
     assert runner.drafter.name == "the model's assistant"
     assert runner.drafter.token_s > 0
     runner.close()
-    with pytest.raises(ModelInvalid, match="of the architecture gemma4, and this one has"):
+    with pytest.raises(ModelInvalid, match="the architecture gemma4, and this model has"):
         ReferenceBackend().open(speaking, print).plan(with_draft(own))
     two = LoadOptions(max_slots=2, context_tokens=256, draft=str(own), gpus=2)
     with pytest.raises(UsageError, match="an assistant, cannot draft for a model on several GPUs"):
@@ -142,8 +142,8 @@ def test_an_assistant_is_planned_and_drafts_for_its_model_alone(
     raw = json.loads((own / "config.json").read_text())
     text = raw["text_config"]
     for changed, why in (
-        ({"backbone_hidden_size": 64}, "expects states of 64, and this one has"),
-        ({"text_config": {**text, "sliding_window": 7}}, "layer 0 reads keys of another shape"),
+        ({"backbone_hidden_size": 64}, "expects the hidden size 64, and this model has"),
+        ({"text_config": {**text, "sliding_window": 7}}, "layer 0 expects keys of another shape"),
         ({"text_config": None}, "lacks text_config"),
         ({"use_ordered_embeddings": True, "num_centroids": 10}, "cannot have 10 centroids"),
     ):

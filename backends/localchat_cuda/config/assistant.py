@@ -13,7 +13,7 @@ from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import parse_config
 
 OTHER_ASSISTANT = (
-    "Use the assistant of this model, whose name is that of the model and ends with -assistant."
+    "Use the assistant of this model. Its name is the name of the model with -assistant at the end."
 )
 _CLASSES = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 
@@ -42,21 +42,18 @@ def parse_assistant(raw: Mapping[str, Any], name: str) -> tuple[ModelConfig, Ass
     text = raw.get("text_config")
     if not isinstance(text, dict):
         raise ModelInvalid(f"{name}: config.json lacks text_config.", hint=OTHER_ASSISTANT)
-    # An assistant has no second embedding, as a unified model.
+    # Like a unified model, an assistant has no second embedding.
     layers = {**text, "architectures": ["Gemma4UnifiedForCausalLM"], "num_kv_shared_layers": 0}
     config = parse_config(layers, name)
     assert config.gemma is not None
     config = replace(config, gemma=replace(config.gemma, shared=config.layers))
-    numbers = [raw.get("backbone_hidden_size"), 0, 0]
+    centroids = 0
+    active = 0
     if raw.get("use_ordered_embeddings"):
-        numbers[1:] = raw.get("num_centroids", 2048), raw.get("centroid_intermediate_top_k", 32)
-    if not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise ModelInvalid(
-            f"{name}: backbone_hidden_size, num_centroids or centroid_intermediate_top_k is invalid.",
-            hint=OTHER_ASSISTANT,
-        )
-    assistant = AssistantConfig(*map(int, numbers))  # type: ignore[arg-type]
-    centroids = assistant.centroids
+        centroids = _number(raw, "num_centroids", 2048, name)
+        active = _number(raw, "centroid_intermediate_top_k", 32, name)
+    columns = _number(raw, "backbone_hidden_size", None, name)
+    assistant = AssistantConfig(columns, centroids, active)
     if centroids and (config.vocabulary % centroids or not 0 < assistant.active <= centroids):
         raise ModelInvalid(
             f"{name}: {config.vocabulary:,} tokens cannot have {centroids:,} centroids, of which "
@@ -66,19 +63,30 @@ def parse_assistant(raw: Mapping[str, Any], name: str) -> tuple[ModelConfig, Ass
     return config, assistant
 
 
+def _number(raw: Mapping[str, Any], field: str, default: int | None, name: str) -> int:
+    """Return a positive number of config.json. Raises ModelInvalid."""
+    value = raw.get(field, default)
+    if not isinstance(value, int) or value <= 0:
+        raise ModelInvalid(
+            f"{name}: {field} in config.json is {value!r:.80}, not a positive number.",
+            hint=OTHER_ASSISTANT,
+        )
+    return value
+
+
 def fitted(
     assistant: AssistantConfig, own: ModelConfig, model: ModelConfig, name: str
 ) -> tuple[ModelConfig, AssistantConfig]:
     """Return an assistant with the layers that it reads. Raises ModelInvalid if it belongs to another model."""
     for quantity, expected, actual in (
-        ("a model of the architecture", "gemma4", model.architecture),
-        ("states of", assistant.columns, model.hidden),
-        ("a vocabulary of", own.vocabulary, model.vocabulary),
+        ("the architecture", "gemma4", model.architecture),
+        ("the hidden size", assistant.columns, model.hidden),
+        ("the vocabulary size", own.vocabulary, model.vocabulary),
     ):
         if expected != actual:
             raise ModelInvalid(
-                f"{name} is the assistant of another model: it expects {quantity} {expected}, and this one has "
-                f"{actual}.",
+                f"{name} is the assistant of another model: it expects {quantity} {expected}, and this "
+                f"model has {actual}.",
                 hint=OTHER_ASSISTANT,
             )
     assert own.gemma is not None
@@ -88,8 +96,8 @@ def fitted(
         source = max((n for n in model.kv_layers if model.gemma.full[n] == full), default=-1)
         if source < 0 or _keys(own, layer) != _keys(model, source):
             raise ModelInvalid(
-                f"{name} is the assistant of another model: its layer {layer} reads keys of another shape or "
-                "rotation.",
+                f"{name} is the assistant of another model: its layer {layer} expects keys of another shape "
+                "or rotation.",
                 hint=OTHER_ASSISTANT,
             )
         sources.append(source)

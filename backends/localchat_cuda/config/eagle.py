@@ -78,13 +78,13 @@ def fitted(head: EagleConfig, own: ModelConfig, model: ModelConfig, name: str) -
     layers = model.layers
     taps = head.taps or (2, layers // 2, layers - 3)
     for quantity, expected, actual in (
-        ("states of", own.hidden, model.hidden),
-        ("a vocabulary of", own.vocabulary, model.vocabulary),
+        ("the hidden size", own.hidden, model.hidden),
+        ("the vocabulary size", own.vocabulary, model.vocabulary),
     ):
         if expected != actual:
             raise ModelInvalid(
-                f"{name} is the head of another model: it expects {quantity} {expected:,}, and this one has "
-                f"{actual:,}.",
+                f"{name} is the head of another model: it expects {quantity} {expected:,}, and this "
+                f"model has {actual:,}.",
                 hint=OTHER_HEAD,
             )
     if any(not isinstance(tap, int) or not 0 <= tap < layers for tap in taps):

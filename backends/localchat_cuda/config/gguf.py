@@ -131,6 +131,8 @@ def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str,
     if unsupported:
         raise _unsupported(header, f"weights in {', '.join(sorted(unsupported))}")
     heads = header.number("attention.head_count")
+    if heads < 1:
+        raise _unsupported(header, "layers without a common number of query heads")
     formats = {tensor.name: tensor.format.name for tensor in header.tensors}
     head = formats.get("output.weight") or formats.get("token_embd.weight")
     eps = _float(header, "attention.layer_norm_rms_epsilon", 1e-5)

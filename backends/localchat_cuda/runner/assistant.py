@@ -28,7 +28,7 @@ from localchat_cuda.weights.assistant import AssistantWeights
 
 
 class AssistantModel(DeviceModel):
-    """Assistant as a separate model, whose steps have one token per sequence."""
+    """The assistant as a model of its own. Its steps have one token per sequence."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class AssistantModel(DeviceModel):
         self._table = table
         self._active = active
         self.anchors = torch.ones(table.slots + 1, dtype=torch.int32, device=pages.device)
-        """Position of the last token of each slot's text: the tokens before have keys and values."""
+        """Position of the last token of each slot's text. Only the tokens before it have keys and values."""
 
     def hidden_states(self, inputs: ModelInputs) -> torch.Tensor:
         previous = self._states.before(inputs.slots, inputs.positions)
@@ -60,7 +60,7 @@ class AssistantModel(DeviceModel):
         return states[inputs.logits_indices]
 
     def _anchored(self, inputs: ModelInputs) -> ModelInputs:
-        """Return a step whose queries are at the end of the model's texts, and read the model's pages."""
+        """Return the step with queries at the end of texts, over the model's pages."""
         decode = inputs.decode
         if decode is not None:
             decode = replace(decode, batch=self._anchored_batch(decode.batch))
@@ -138,14 +138,14 @@ class AssistantDrafter:
         return [_draft_of(drafts.get(ask.seq, [])) for ask in asks]
 
     def _can_draft(self, ask: DraftAsk) -> bool:
-        """Return True if the state before the last token is stored, and the draft fits the context."""
+        """Return True if the previous token's state is stored and the draft fits."""
         position = _last_position(ask)
         context = self.runner.capabilities.context_tokens
         is_known = bool(ask.tokens) and position >= self._states.earliest(ask.seq)
         return is_known and position + ask.limit < context
 
     def _run(self, asks: Sequence[DraftAsk], drafts: Mapping[int, list[int]]) -> bool:
-        """Run the steps of drafts, which add their tokens to `drafts`. Return False if memory ran out."""
+        """Run the steps and add their tokens to `drafts`. Return False if memory ran out."""
         chain = Chain(self.runner)
         slots = {ask.seq: self._table.sequences[ask.seq].row for ask in asks}
         new = [
@@ -172,7 +172,7 @@ def _last_position(ask: DraftAsk) -> int:
 
 
 def _draft_of(tokens: list[int]) -> Draft:
-    """Return the tokens before one without usable logits as a draft."""
+    """Return the tokens up to the first one without usable logits as a draft."""
     count = next((n for n, token in enumerate(tokens) if token < 0), len(tokens))
     if not count:
         return NO_DRAFT

@@ -261,7 +261,9 @@ class Chain:
     def sample(
         self, rows: Sequence[StepRow], limits: Sequence[int], sinks: Sequence[list[int]]
     ) -> None:
-        """Queue steps that sample up to `limits` tokens after each row, into its list of `sinks`."""
+        """Queue steps that sample tokens after each row.
+
+        `limits`: largest number of tokens per row. `sinks`: list that receives the tokens of each row."""
         drafting = list(zip(rows, limits, sinks, strict=True))
         count = 0
         while drafting:

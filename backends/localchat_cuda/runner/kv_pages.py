@@ -148,7 +148,7 @@ class Pages:
         return self._angles[layer]
 
     def view(self, layers: Sequence[int]) -> "Pages":
-        """Return these pages as those of a model whose layers read the keys and values of `layers`."""
+        """Return these pages for another model, whose layer n reads `layers[n]`."""
         view = copy.copy(self)
         view._location = {n: self._location[layer] for n, layer in enumerate(layers)}
         view._angles = [self._angles[layer] for layer in layers]

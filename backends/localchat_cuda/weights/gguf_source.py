@@ -101,7 +101,9 @@ class GgufWeights:
 
 
 def _same_shape(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Return True for shapes that differ in dimensions of 1, or for a vector that is stored in groups."""
+    """Return True if two shapes are equal without their dimensions of 1.
+
+    A vector may be stored in groups, as a matrix."""
     if len(shape) == 1:
         return math.prod(stored) == shape[0]
     return [n for n in stored if n != 1] == [n for n in shape if n != 1]

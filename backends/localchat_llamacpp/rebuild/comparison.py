@@ -31,9 +31,9 @@ class TrialFailed(Exception):
 
 
 class Verdict(NamedTuple):
-    """Whether to take the new library."""
+    """Whether to use the new library, and why."""
 
-    taken: bool
+    accepted: bool
     sentence: str
 
 

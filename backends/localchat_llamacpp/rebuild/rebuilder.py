@@ -66,9 +66,9 @@ class LlamaCppRebuilder:
                 library,
                 TrialRequest(_cores(), gpu=kind != "cpu"),
             )
-            if verdict.taken:
+            if verdict.accepted:
                 self._store.take(library.parent, library.name, request.version, kind)
-        return RebuildOutcome(verdict.taken, verdict.sentence)
+        return RebuildOutcome(verdict.accepted, verdict.sentence)
 
     def undo(self) -> bool:
         """Remove the build in use. False without one."""

@@ -163,8 +163,8 @@ def _plan_lines(plan: "ServicePlan", width: int | None) -> Iterator[str]:
     measured = plan.measured
     if measured is None:
         yield (
-            "No number of copies meets the target: every measured load was slower. A smaller model, a faster "
-            "machine, a looser target or a benchmark with fewer --clients would."
+            "No number of copies meets the target: every measured load was slower. Try a smaller model, a "
+            "faster machine, a looser target, or a benchmark with fewer --clients."
         )
         return
     note = "the most that was measured"

@@ -21,8 +21,8 @@ CORRECTIONS: Final = {
     "`F4` opens the parameters and what they cost.": (
         "`F4` opens the parameters of this conversation."
     ),
-    "`/v1/chat/completions/input_tokens`, `/v1/responses/input_tokens` and `/v1/messages/count_tokens` count the "
-    "tokens of a request without answering it; `/tokenize` counts those of a text.": (
+    "`/v1/chat/completions/input_tokens`, `/v1/responses/input_tokens` and `/v1/messages/count_tokens` count "
+    "the tokens of a request without answering it; `/tokenize` counts those of a text.": (
         "`/v1/messages/count_tokens`, and `/tokenize` with `messages`, count the tokens of a conversation "
         "without answering it; `/tokenize` with `content` counts those of a text."
     ),

@@ -68,7 +68,7 @@ class RemoteClient:
         """Send a POST request on its own connection. Raises what httpx2 raises."""
 
         def trace(name: str, info: Mapping[str, Any]) -> None:
-            """Tell the call its connection. The HTTP library calls this at each step."""
+            """Pass the connection to the call. The HTTP library calls this at each step."""
             if name.endswith(_CONNECTED):
                 call.begin(info["return_value"].get_extra_info("socket"))
 

@@ -39,20 +39,20 @@ def judged(
 
 def test_a_build_that_writes_the_same_text_is_taken() -> None:
     verdict, tried = judged(PLAIN)
-    assert verdict.taken and "same text" in verdict.sentence
+    assert verdict.accepted and "same text" in verdict.sentence
     assert [path for path, _ in tried] == [NEW, OLD]
 
 
 def test_another_text_is_never_taken() -> None:
     verdict, _ = judged(msgspec.structs.replace(PLAIN, tokens=(5, 9, 7)))
-    assert not verdict.taken and "token 2 of 3" in verdict.sentence
-    assert not judged(msgspec.structs.replace(PLAIN, tokens=(5, 6)))[0].taken
+    assert not verdict.accepted and "token 2 of 3" in verdict.sentence
+    assert not judged(msgspec.structs.replace(PLAIN, tokens=(5, 6)))[0].accepted
 
 
 def test_another_token_where_two_are_within_rounding_is_right() -> None:
     tied = msgspec.structs.replace(PLAIN, margins=(2.0, 0.001, 3.0))
     other = msgspec.structs.replace(PLAIN, tokens=(5, 9, 1))
-    assert judged(other, tied)[0].taken
+    assert judged(other, tied)[0].accepted
 
 
 def test_a_build_that_crashes_in_its_trial_is_not_taken() -> None:
@@ -63,7 +63,7 @@ def test_a_build_that_crashes_in_its_trial_is_not_taken() -> None:
 def test_the_library_in_use_is_tried_as_it_runs_in_safe_mode_and_on_the_cpu() -> None:
     on_gpu = msgspec.structs.replace(REQUEST, gpu=True)
     verdict, tried = judged(PLAIN, "crashed (SIGSEGV)", on_gpu)
-    assert verdict.taken
+    assert verdict.accepted
     plain = msgspec.structs.replace(on_gpu, gpu=False)
     safe = msgspec.structs.replace(plain, safe_mode=True)
     assert tried == [(NEW, on_gpu), (OLD, plain), (OLD, safe)]
@@ -76,11 +76,11 @@ def test_where_the_library_in_use_does_not_work_one_that_works_is_taken() -> Non
         return PLAIN
 
     verdict = compare(OLD, NEW, REQUEST, try_)
-    assert verdict.taken and "in use crashed (SIGSEGV)" in verdict.sentence
+    assert verdict.accepted and "in use crashed (SIGSEGV)" in verdict.sentence
 
 
 def test_where_there_is_no_library_one_that_works_is_taken() -> None:
-    assert compare(None, NEW, REQUEST, lambda path, asked: PLAIN).taken
+    assert compare(None, NEW, REQUEST, lambda path, asked: PLAIN).accepted
 
 
 def test_a_library_is_tried_by_the_program_itself(monkeypatch: pytest.MonkeyPatch) -> None:
