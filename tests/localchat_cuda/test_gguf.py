@@ -118,6 +118,9 @@ def test_other_architectures_formats_and_tokenizers_are_refused_for_llamacpp(
     mixture = replace(header, metadata={**header.metadata, "llama.expert_count": 8})
     with pytest.raises(ModelInvalid, match="a mixture of experts from a GGUF file"):
         config_of(mixture)
+    headless = replace(header, metadata={**header.metadata, "llama.attention.head_count": 0})
+    with pytest.raises(ModelInvalid, match="without a common number of query heads"):
+        config_of(headless)
     foreign = header.tensors[0]._replace(format=header.tensors[0].format._replace(name="IQ2_XS"))
     with pytest.raises(ModelInvalid, match="weights in IQ2_XS"):
         config_of(replace(header, tensors=(foreign, *header.tensors[1:])))
