@@ -1,15 +1,13 @@
 """Opens a GGUF file as a checkpoint: config, tokenizer, template and the sizes of its tensors."""
 
 import hashlib
-import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader
-from localchat_cuda.config.gguf import config_of, loaded_header, rope_factor_tensor
+from localchat_cuda.config.gguf import config_of, loaded_header, read_rope_factors
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import parse_config
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
@@ -43,7 +41,7 @@ class OpenedFiles(NamedTuple):
 def open_gguf(path: Path) -> OpenedFiles:
     """Read a GGUF file, or all parts of a split one. Raises ModelMissing, ModelInvalid."""
     header = read_header(path, ARRAYS)
-    raw = config_of(header, _rope_factors(header))
+    raw = config_of(header, read_rope_factors(header))
     template = header.metadata.get("tokenizer.chat_template")
     metadata = repr(sorted((key, str(value)[:4096]) for key, value in header.metadata.items()))
     sampling = (
@@ -59,15 +57,6 @@ def open_gguf(path: Path) -> OpenedFiles:
         tuple((name, float(value)) for name, value in sampling if isinstance(value, int | float)),
         digest_of(metadata.encode(), header.parts),
     )
-
-
-def _rope_factors(header: Header) -> tuple[float, ...]:
-    tensor = rope_factor_tensor(header)
-    if tensor is None or tensor.format.name != "F32":
-        return ()
-    with header.parts[tensor.part].open("rb") as file:
-        file.seek(tensor.offset)
-        return struct.unpack(f"<{tensor.elements}f", file.read(tensor.size_bytes))
 
 
 def digest_of(settings: bytes, paths: Iterable[Path]) -> str:

@@ -23,7 +23,8 @@ from localchat_cuda.gguf_files import open_gguf
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
 from localchat_cuda.kernels.ggml import FEW_ROWS, GgmlWeight
 from localchat_cuda.kernels.launch import interpreted
-from localchat_cuda.plan import preflight
+from localchat_cuda.plan import draft_plan, preflight
+from localchat_cuda.plan.draft_plan import read_draft
 from localchat_cuda.tokenizer import CheckpointTokenizer
 from localchat_cuda.weights.gguf_source import GgufWeights
 from localchat_cuda.weights.loader import load
@@ -101,6 +102,17 @@ def test_stored_rope_factors_slow_each_pair(tmp_path: Path) -> None:
     assert config.rotation.radians(64, 512) == pytest.approx(
         [each / factor for each, factor in zip(plain, factors, strict=True)]
     )
+
+
+def test_a_draft_model_uses_the_rope_factors_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    _tiny_llama(path, gguf.GGMLQuantizationType.F32)
+    monkeypatch.setattr(draft_plan, "tokenizer_kind", lambda header: "llama-bpe")
+    plain = parse_config(config_of(read_header(path)), "m")
+    draft = read_draft(str(path), plain)
+    assert draft.config.rotation.radians(64, 512) != plain.rotation.radians(64, 512)
 
 
 def test_other_architectures_formats_and_tokenizers_are_refused_for_llamacpp(

@@ -1,10 +1,11 @@
 """Translates the header of a GGUF file to that of a Hugging Face checkpoint. Imports no torch."""
 
 import re
+import struct
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from localchat.errors import ModelInvalid
+from localchat.errors import ModelInvalid, reason
 from localchat.model_files.gguf import Array, GgufTensor, Header
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.architectures import families
@@ -246,9 +247,20 @@ def tokenizer_kind(header: Header) -> TokenizerKind:
     )
 
 
-def rope_factor_tensor(header: Header) -> GgufTensor | None:
-    """Return the tensor of factors that slow rotations; None if the file has none."""
-    return _tensor(header, _ROPE_FACTORS)
+def read_rope_factors(header: Header) -> tuple[float, ...]:
+    """Read the factors that slow rotations; empty if the file has none. Raises ModelInvalid."""
+    tensor = _tensor(header, _ROPE_FACTORS)
+    if tensor is None or tensor.format.name != "F32":
+        return ()
+    try:
+        with header.parts[tensor.part].open("rb") as file:
+            file.seek(tensor.offset)
+            return struct.unpack(f"<{tensor.elements}f", file.read(tensor.size_bytes))
+    except (OSError, struct.error) as error:
+        raise ModelInvalid(
+            f"{header.name}: {_ROPE_FACTORS} cannot be read: {reason(error)}.",
+            hint="The file may be damaged: download it again.",
+        ) from error
 
 
 def loaded_header(header: Header) -> SafetensorsHeader:

@@ -13,7 +13,12 @@ from localchat.model_files.safetensors import SafetensorsHeader, read_safetensor
 from localchat_cuda.config import assistant, eagle
 from localchat_cuda.config.assistant import AssistantConfig
 from localchat_cuda.config.eagle import EagleConfig
-from localchat_cuda.config.gguf import config_of, loaded_header, tokenizer_kind
+from localchat_cuda.config.gguf import (
+    config_of,
+    loaded_header,
+    read_rope_factors,
+    tokenizer_kind,
+)
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig, runtime_config
 from localchat_cuda.config.reader import parse_config, read_config, read_raw
 
@@ -60,7 +65,7 @@ def read_draft(file: str, model: ModelConfig, *, gpu: bool = True) -> DraftShape
     if path.is_file():
         header = read_header(path)
         tokenizer_kind(header)
-        config = parse_config(config_of(header), path.name)
+        config = parse_config(config_of(header, read_rope_factors(header)), path.name)
         headers = (loaded_header(header),)
     else:
         headers = tuple(read_safetensors(file_path) for file_path in weight_paths(path))
