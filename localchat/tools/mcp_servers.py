@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from localchat.tools.mcp_client import McpConnection
 
 _RETRY_S: Final = 10.0
-"""Time after a failed start during which users get its error, without another start."""
+"""Shortest time after a failed start during which users get its error, without another start."""
+_RETRY_FACTOR: Final = 10.0
+"""The same time, relative to that of the failed start. A slow failure must not delay each question."""
 
 
 class McpServers:
@@ -32,7 +34,7 @@ class McpServers:
         self._folder = folder
         self._connections: dict[str, McpConnection] = {}
         self._failures: dict[str, tuple[float, str]] = {}
-        """Time and sentence of the last failed start, by name of the server."""
+        """Time of the next start and sentence of the failed one, by name of the server."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
@@ -64,8 +66,9 @@ class McpServers:
             connection = self._connections.get(name)
             if connection is not None and connection.alive:
                 return connection
-            failed_s, sentence = self._failures.get(name, (0.0, ""))
-            if sentence and time.monotonic() - failed_s < _RETRY_S:
+            retry_s, sentence = self._failures.get(name, (0.0, ""))
+            begun_s = time.monotonic()
+            if sentence and begun_s < retry_s:
                 raise ToolError(sentence)
             if connection is not None:
                 await self._connections.pop(name).close()
@@ -75,7 +78,9 @@ class McpServers:
                 self._connections[name] = connection
             except LocalchatError as problem:
                 sentence = f"MCP server {name}: {str(problem).removeprefix(f'{name} ')}"
-                self._failures[name] = time.monotonic(), sentence
+                failed_s = time.monotonic()
+                pause_s = max(_RETRY_S, _RETRY_FACTOR * (failed_s - begun_s))
+                self._failures[name] = failed_s + pause_s, sentence
                 raise ToolError(sentence) from problem
             finally:
                 # After a failed or cancelled start, the process may still run.

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -17,7 +18,7 @@ from localchat.config.settings_file import read_settings
 from localchat.documents.library import DocumentLibrary
 from localchat.engine.request import CalledTool
 from localchat.errors import LocalchatError, UsageError
-from localchat.tools import mcp_client
+from localchat.tools import mcp_client, mcp_servers
 from localchat.tools.consent import Approvals
 from localchat.tools.journal import Journal
 from localchat.tools.loop import ToolTurn
@@ -212,6 +213,30 @@ def test_a_server_that_does_not_start_is_said(
     monkeypatch.setattr(mcp_client, "_START_S", start_s)
     monkeypatch.setattr(mcp_client, "_MAX_MESSAGE", 1 << 20)
     assert message in failure_of(server(kind), tmp_path)
+
+
+@pytest.mark.parametrize(("start_s", "pause_s"), [(0.5, 10.0), (60.0, 600.0)])
+def test_a_failed_start_is_repeated_after_a_pause(
+    start_s: float, pause_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    starts = []
+
+    async def fail(self: McpConnection, environ: Mapping[str, str], folder: Path) -> None:
+        starts.append(clock[0])
+        clock[0] += start_s
+        raise UsageError("demo has no license")
+
+    async def whole() -> None:
+        servers = McpServers([server("good")], ENVIRON, tmp_path)
+        for time_s in (0.0, start_s + pause_s - 1.0, start_s + pause_s):
+            clock[0] = time_s
+            assert (await servers.start())[1] == ["MCP server demo: has no license"]
+
+    monkeypatch.setattr(McpConnection, "open", fail)
+    monkeypatch.setattr(mcp_servers, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    asyncio.run(whole())
+    assert starts == [0.0, start_s + pause_s]
 
 
 def test_a_server_whose_start_is_cancelled_is_ended(
