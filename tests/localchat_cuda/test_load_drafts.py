@@ -152,6 +152,20 @@ def test_an_assistant_is_planned_and_drafts_for_its_model_alone(
             opened.plan(with_draft(own))
 
 
+def test_an_assistant_whose_groups_name_unknown_tokens_is_refused(
+    speaking: Path, tmp_path: Path
+) -> None:
+    assistant = Assistant(vocabulary=257, centroids=257)
+    assistant.assistant.masked_embedding.token_ordering[0] = 257
+    model = tmp_path / "model"
+    tiny_models.save(assistant.model, model)
+    assistant.save(tmp_path / "assistant")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(speaking / name, model)
+    with pytest.raises(ModelInvalid, match="names tokens outside its vocabulary"):
+        loaded(model, with_draft(tmp_path / "assistant"))
+
+
 HYBRID = parse_config(CONFIGS["qwen3.5:9b"][0], "it")
 HEAD = [
     Tensor("mtp.fc.weight", (HYBRID.hidden, 2 * HYBRID.hidden), "BF16", 0, 0),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from localchat.errors import ModelInvalid
 from localchat_cuda.config.assistant import AssistantConfig
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.weights.loader import Loader
@@ -51,6 +52,12 @@ def load_assistant(
         centroids = loader.tensor("masked_embedding.centroids.weight", assistant.centroids, hidden)
         name = "masked_embedding.token_ordering"
         ordering = loader.target.tensor(name, (own.vocabulary,), torch.int64)
+        # A token outside the head would end the GPU's process.
+        if int(ordering.min()) < 0 or int(ordering.max()) >= own.vocabulary:
+            raise ModelInvalid(
+                f"The assistant's {name} names tokens outside its vocabulary of {own.vocabulary:,}.",
+                hint="The checkpoint may be damaged: download it again.",
+            )
         ordering = ordering.view(assistant.centroids, -1)
     return AssistantWeights(
         ModelWeights(
