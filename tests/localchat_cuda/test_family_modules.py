@@ -6,8 +6,15 @@ from localchat_cuda.architectures import ARCHITECTURES
 from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "backends" / "localchat_cuda"
-NOT_FAMILIES = {"__init__", "family", "names", "eagle3", "prediction_head"}
-SHARED_WORDS = {"llama", "qwen2"}
+NOT_FAMILIES = {
+    "__init__",
+    "eagle3",
+    "family",
+    "gemma4_assistant",
+    "names",
+    "prediction_head",
+}
+SHARED_WORDS = {"lfm2", "llama", "qwen2"}
 """Also names of tokenizers and of the layer in an EAGLE-3 head."""
 
 

@@ -111,16 +111,6 @@ USER = [{"role": "user", "content": "hi"}]
         *(
             ({"messages": USER, **fields}, code, param)
             for fields, code, param in (
-                *(
-                    ({"structured_outputs": {kind: value}}, code, f"structured_outputs.{kind}")
-                    for kind, value, code in (
-                        ("json", "{", "invalid_json"),
-                        ("json", [1], "invalid_type"),
-                        ("choice", [], "invalid_type"),
-                        ("choice", [1], "invalid_type"),
-                        ("regex", 1, "invalid_type"),
-                    )
-                ),
                 ({"structural_tag": "x"}, "unsupported_parameter", "structural_tag"),
                 ({"guided_json": {"a": 1}}, "unsupported_parameter", "guided_json"),
                 (
@@ -129,6 +119,20 @@ USER = [{"role": "user", "content": "hi"}]
                     "structured_outputs.structural_tag",
                 ),
                 ({"structured_outputs": {"json": 1}}, "invalid_type", "structured_outputs.json"),
+            )
+        ),
+        *(
+            (
+                {"messages": USER, "structured_outputs": {kind: value}},
+                code,
+                f"structured_outputs.{kind}",
+            )
+            for kind, value, code in (
+                ("json", "{", "invalid_json"),
+                ("json", [1], "invalid_type"),
+                ("choice", [], "invalid_type"),
+                ("choice", [1], "invalid_type"),
+                ("regex", 1, "invalid_type"),
             )
         ),
         ({"messages": USER, "reasoning_effort": "huge"}, "unsupported_value", "reasoning_effort"),

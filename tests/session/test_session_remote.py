@@ -8,7 +8,7 @@ import msgspec
 from localchat.engine.events import EngineStats, MetricsSnapshot
 from localchat.errors import ContextExceeded, NetworkError
 from localchat.session.engine_status import EngineStatus
-from localchat.tui.widgets.metrics_panel import panel_rows
+from localchat.tui.widgets.metrics_panel import panel_sections
 from tests.support.chat_sessions import Chat, run
 from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import INFO, Stage, told
@@ -79,16 +79,18 @@ def test_a_remote_that_drops_leaves_what_it_said_and_can_be_asked_again(tmp_path
     run(Stage(tmp_path, script=lambda request: next(answers)), play)
 
 
+def panel_text(status: EngineStatus) -> str:
+    rows = (row for section in panel_sections(status, 40) for row in section)
+    return " ".join(text for row in rows for text, _ in row)
+
+
 def test_of_a_remote_nothing_is_shown_that_it_does_not_tell() -> None:
     about = msgspec.structs.replace(INFO, backend="remote", context_tokens=0, threads=0, layers=0)
     live = EngineStatus(info=about, stats=EngineStats(MetricsSnapshot("decode")))
     assert live.kv == (0, 0)
-    shown = " ".join(piece.text for row in panel_rows(live, 40) for piece in row.pieces)
+    shown = panel_text(live)
     assert about.model in shown
     for word in ("Memory", "KV", "context", "threads", "layers", "running"):
         assert word not in shown
     told = msgspec.structs.replace(about, context_tokens=8192)
-    shown = " ".join(
-        piece.text for row in panel_rows(EngineStatus(info=told), 40) for piece in row.pieces
-    )
-    assert "8,192 tok" in shown
+    assert "8,192 tok" in panel_text(EngineStatus(info=told))

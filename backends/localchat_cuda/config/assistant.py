@@ -79,7 +79,7 @@ def fitted(
 ) -> tuple[ModelConfig, AssistantConfig]:
     """Return an assistant with the layers that it reads. Raises ModelInvalid if it belongs to another model."""
     for quantity, expected, actual in (
-        ("the architecture", "gemma4", model.architecture),
+        ("the architecture", own.architecture, model.architecture),
         ("the hidden size", assistant.columns, model.hidden),
         ("the vocabulary size", own.vocabulary, model.vocabulary),
     ):

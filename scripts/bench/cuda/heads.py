@@ -120,10 +120,10 @@ def _gains(results: MetricsSnapshot, name: str, runner: CudaRunner, vocabulary: 
 
 def _replay(runner: CudaRunner, text: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
     """Let a runner's sampler give this text."""
-    sampler = runner._sampler
+    sampler: Any = runner._sampler
     if not isinstance(sampler, ReplaySampler):
         sampler.__class__ = ReplaySampler
-        sampler.recorded = torch.zeros(CONTEXT, dtype=torch.int32, device=GPU)  # type: ignore[attr-defined]
+        sampler.recorded = torch.zeros(CONTEXT, dtype=torch.int32, device=GPU)
         runner.graphs.clear()
-    sampler.recorded[: text.size].copy_(torch.from_numpy(text))  # type: ignore[attr-defined]
+    sampler.recorded[: text.size].copy_(torch.from_numpy(text))
     torch.cuda.synchronize()
