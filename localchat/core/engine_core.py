@@ -26,7 +26,7 @@ from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
 from localchat.core.spec_decode.draft_model import DraftModel
 from localchat.core.spec_decode.draft_planner import DraftPlanner
-from localchat.core.spec_decode.ngram_proposer import NgramProposer
+from localchat.core.spec_decode.ngram_proposer import NgramProposer, common_rates
 from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.spec_decode.step_cost import CostModel, PauseClock
 from localchat.core.stats import EngineCounters
@@ -115,6 +115,7 @@ class EngineCore:
         self._draft_model: DraftModel | None = None
         if can.draft_model:
             self._draft_model = DraftModel(cast(DraftingRunner, runner).drafter, costs)
+        self._draft_rates = common_rates()
         self._draft_planner = DraftPlanner(can, costs, preparing, self._draft_model)
         self._scheduler = Scheduler(
             can, kv_cache, token_budget, self._draft_planner, self._encode, tokenizer.eog
@@ -362,7 +363,7 @@ class EngineCore:
         if self._speculation and may_draft:
             earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
             first.drafts = SequenceDrafts(
-                NgramProposer(request_state.tokens, earlier),
+                NgramProposer(request_state.tokens, earlier, self._draft_rates),
                 # A draft model cannot see the pictures.
                 uses_model=self._draft_model is not None and not request_state.media,
             )

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 _FORGET = 0.01
 """Share of the way back to the prior with each step without drafts."""
+_FORGET_PER_TEXT = 0.05
+"""The same share for the common rates, with each new text."""
 
 
 class AcceptanceRates:
@@ -13,10 +15,19 @@ class AcceptanceRates:
     """
 
     def __init__(
-        self, priors: Sequence[float], *, prior_tokens: float, memory_tokens: float
+        self,
+        priors: Sequence[float],
+        *,
+        prior_tokens: float,
+        memory_tokens: float,
+        common: "AcceptanceRates | None" = None,
     ) -> None:
-        """`prior_tokens`: weight of a prior. `memory_tokens`: length of the average."""
+        """`prior_tokens`: weight of a prior. `memory_tokens`: length of the average.
+
+        `common`: the rates of all texts, which learn too.
+        """
         self._priors = tuple(priors)
+        self._common = common
         self._rates = list(priors)
         self._weights = [prior_tokens] * len(priors)
         self._memory_tokens = memory_tokens
@@ -29,11 +40,23 @@ class AcceptanceRates:
         """Record whether one drafted token was accepted."""
         self._weights[kind] = min(self._weights[kind] + 1, self._memory_tokens)
         self._rates[kind] += (accepted - self._rates[kind]) / self._weights[kind]
+        if self._common is not None:
+            self._common.learn(kind, accepted)
 
-    def forget(self) -> None:
-        """Move all rates a little towards their priors.
+    def of_new_text(self, *, prior_tokens: float, memory_tokens: float) -> "AcceptanceRates":
+        """Return the rates of a new text. Their priors are these common rates.
+
+        Else each text would pay again for drafts that have failed in all texts before.
+        """
+        self.forget(_FORGET_PER_TEXT)
+        return AcceptanceRates(
+            self._rates, prior_tokens=prior_tokens, memory_tokens=memory_tokens, common=self
+        )
+
+    def forget(self, share: float = _FORGET) -> None:
+        """Move all rates a little towards their priors, by this share of the difference.
 
         Called for steps without drafts, so that kinds that were never right are tried again now and then.
         """
         for kind, prior in enumerate(self._priors):
-            self._rates[kind] += _FORGET * (prior - self._rates[kind])
+            self._rates[kind] += share * (prior - self._rates[kind])

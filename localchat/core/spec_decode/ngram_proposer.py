@@ -5,8 +5,8 @@ majority where several matches are equally long. After a long copy that ends in 
 near the position where the copy ended and accepts shorter matches there, so that a file with small edits is
 found again at once.
 
-Each drafted token has a probability of acceptance, learned by the length of the match that led to it. The
-planner turns these probabilities into draft lengths (draft_planner.py).
+Each drafted token has a probability of acceptance, learned by the length of the match that led to it. A new text
+starts with the rates of all texts before it. The planner turns these probabilities into draft lengths (draft_planner.py).
 
 Counts and path probabilities follow SuffixDecoding (Oliaro et al. 2025), windows that follow accepted tokens
 follow exllamav3. Drafts are point masses, so no proposal changes the text.
@@ -40,9 +40,14 @@ def match_kind(length: int, *, near: bool) -> int:
     return bisect_right(_LENGTHS, length) - 1 + (len(_LENGTHS) if near else 0)
 
 
-def match_rates() -> AcceptanceRates:
-    """Return the acceptance rates of a new text, by class of match."""
-    return AcceptanceRates((*_ANYWHERE, *_NEAR), prior_tokens=3, memory_tokens=30)
+def common_rates() -> AcceptanceRates:
+    """Return the common rates of an engine that has seen no text, by class of match."""
+    return AcceptanceRates((*_ANYWHERE, *_NEAR), prior_tokens=8, memory_tokens=200)
+
+
+def match_rates(common: AcceptanceRates) -> AcceptanceRates:
+    """Return the acceptance rates of a new text, by class of match. `common`: those of all texts."""
+    return common.of_new_text(prior_tokens=3, memory_tokens=30)
 
 
 class _CopySource(NamedTuple):
@@ -70,19 +75,28 @@ class NgramProposer:
     core calls `advance` once for each step that gave the sequence tokens, with drafts or without.
     """
 
-    def __init__(self, tokens: Sequence[int], earlier: Sequence[NgramIndex] = ()) -> None:
-        """`tokens`: the prompt. `earlier`: texts of the same salt (EarlierTexts.of)."""
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        earlier: Sequence[NgramIndex] = (),
+        rates: AcceptanceRates | None = None,
+    ) -> None:
+        """`tokens`: the prompt. `earlier`: texts of the same salt (EarlierTexts.of).
+
+        `rates`: common rates of the engine's texts. None: no other text is known.
+        """
         self._text = NgramIndex(tokens)
         self._earlier = tuple(earlier)
-        self._rates = match_rates()
+        self._common_rates = rates or common_rates()
+        self._rates = match_rates(self._common_rates)
         self._copying: _CopySource | None = None
         self._lost_copy: _LostCopy | None = None
         self._draft: list[int] = []
         self._kinds: list[int] = []
 
     def fork(self) -> "NgramProposer":
-        """Return a proposer for another choice with the same text, without what was learned."""
-        twin = NgramProposer((), self._earlier)
+        """Return a proposer for another choice with the same text, without what this one learned."""
+        twin = NgramProposer((), self._earlier, self._common_rates)
         twin._text = self._text.copy()
         return twin
 

@@ -13,6 +13,7 @@ from localchat.core.spec_decode.ngram_index import LONGEST, SPAN, EarlierTexts, 
 from localchat.core.spec_decode.ngram_proposer import (
     NgramProposer,
     _votes,
+    common_rates,
     match_kind,
     match_rates,
 )
@@ -375,7 +376,7 @@ def test_steps_nobody_measured_are_ignored() -> None:
 
 
 def test_acceptance_is_learned_for_each_length_and_forgets() -> None:
-    rates = match_rates()
+    rates = match_rates(common_rates())
     weak, strong = match_kind(SPAN, near=False), match_kind(LONGEST, near=False)
     assert rates.rate(weak) < rates.rate(strong)
     for _ in range(100):
@@ -384,19 +385,33 @@ def test_acceptance_is_learned_for_each_length_and_forgets() -> None:
     for _ in range(40):
         rates.learn(strong, True)
     assert rates.rate(strong) > 0.6
-    assert rates.rate(weak) == match_rates().rate(weak)
+    assert rates.rate(weak) == match_rates(common_rates()).rate(weak)
     assert match_kind(SPAN, near=True) != weak
 
 
 def test_a_rate_returns_to_its_prior_while_nothing_is_drafted() -> None:
-    rates = match_rates()
+    rates = match_rates(common_rates())
     kind = match_kind(SPAN, near=False)
     for _ in range(30):
         rates.learn(kind, False)
     assert rates.rate(kind) < 0.05
     for _ in range(1000):
         rates.forget()
-    assert rates.rate(kind) == pytest.approx(match_rates().rate(kind), rel=0.05)
+    assert rates.rate(kind) == pytest.approx(match_rates(common_rates()).rate(kind), rel=0.05)
+
+
+def test_a_new_text_starts_with_what_earlier_texts_have_shown() -> None:
+    common = common_rates()
+    kind = match_kind(SPAN, near=False)
+    prior = common.rate(kind)
+    for _ in range(20):
+        rates = match_rates(common)
+        rates.learn(kind, False)
+        rates.learn(kind, False)
+    assert match_rates(common).rate(kind) < prior / 2
+    for _ in range(200):
+        match_rates(common)
+    assert match_rates(common).rate(kind) == pytest.approx(prior, rel=0.01)
 
 
 def _counted(runs: list[list[int]]) -> list[tuple[int, float]]:
