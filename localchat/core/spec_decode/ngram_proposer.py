@@ -5,8 +5,9 @@ majority where several matches are equally long. After a long copy that ends in 
 near the position where the copy ended and accepts shorter matches there, so that a file with small edits is
 found again at once.
 
-Each drafted token has a probability of acceptance, learned by the length of the match that led to it. A new text
-starts with the rates of all texts before it. The planner turns these probabilities into draft lengths (draft_planner.py).
+Each drafted token has a probability of acceptance, learned by the length of the match that led to it. A new
+text starts with the rates of earlier texts. The planner turns these probabilities into draft lengths
+(draft_planner.py).
 
 Counts and path probabilities follow SuffixDecoding (Oliaro et al. 2025), windows that follow accepted tokens
 follow exllamav3. Drafts are point masses, so no proposal changes the text.
