@@ -3,7 +3,7 @@
 from typing import Final
 
 from localchat.session.engine_status import EngineStatus
-from localchat.units import percent, rate, sizes, used_of
+from localchat.units import percent, rate, size, sizes, used_of
 
 _NO_BREAK_SPACE: Final = "\u00a0"
 
@@ -36,6 +36,8 @@ def _loading(status: EngineStatus) -> str:
     total = loading.total_bytes
     if done >= total:
         return "warming up the model"
+    if not done:
+        return f"loading the model, {size(total)}"
     return f"loading the model, {percent(done, total)}, {sizes(done, total)}"
 
 

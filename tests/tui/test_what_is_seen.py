@@ -295,6 +295,7 @@ def test_panel_and_foot_show_the_progress_of_a_prompt() -> None:
     ("event", "words"),
     [
         (Prefill(1344, 0, 3278), "prefill 1,344/3,278 (41%)"),
+        (Loading(0, 4_700_000_000), "loading the model, 4.7 GB"),
         (Loading(2_100_000_000, 4_700_000_000), "loading the model, 45%, 2.1/4.7 GB"),
         (Loading(4_700_000_000, 4_700_000_000), "warming up the model"),
     ],
