@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _RETRY_S: Final = 10.0
 """Shortest time after a failed start during which users get its error, without another start."""
 _RETRY_FACTOR: Final = 10.0
-"""The same time, relative to that of the failed start. A slow failure must not delay each question."""
+"""Shortest such time as a multiple of the failed start, so that slow failures do not delay each question."""
 
 
 class McpServers:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 _FORGET = 0.01
 """Share of the way back to the prior with each step without drafts."""
 _FORGET_PER_TEXT = 0.05
-"""The same share for the common rates, with each new text."""
+"""Share of the way back for common rates, with each new text."""
 
 
 class AcceptanceRates:
