@@ -199,7 +199,8 @@ class Program:
         late = not seen or last_s - seen[-1][0] > _HALF_WRITTEN_S
         assert not late, f"{last!r} is on the screen, and kept is {kept!r}"
         first_s = next((moment for moment, text in seen if len(text) > len(kept)), last_s)
-        return last_s - first_s, max(0, len(seen[-1][1]) - len(kept))
+        longest = max(len(text) for _, text in seen)
+        return last_s - first_s, max(0, longest - len(kept))
 
     @property
     def text(self) -> str:

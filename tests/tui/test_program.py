@@ -228,9 +228,9 @@ def test_a_killed_engine_is_a_notice_and_the_next_question_is_answered(
     program.ask(LONG)
     program.until(lambda: len(program.answer) > 20)
     program.engine.kill()
-    program.look_away()
     program.see("SIGKILL")
     program.see("1 try again")
+    program.look_away()
     program.until(lambda: states(tmp_path) == ["whole", "failed"])
     assert program.lost(kept(tmp_path).path()[-1].message.content)[1] == 0
     program.ask("/set max_tokens 8")
