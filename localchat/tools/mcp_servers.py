@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from localchat.tools.mcp_client import McpConnection
 
 _RETRY_S: Final = 10.0
-"""Shortest time after a failed start during which users get its error, without another start."""
+"""Shortest pause before a failed start is repeated. Until then, users get its error."""
 _RETRY_FACTOR: Final = 10.0
-"""Shortest such time as a multiple of the failed start, so that slow failures do not delay each question."""
+"""Shortest pause relative to the failed start: a server that times out must not delay every question."""
 
 
 class McpServers:
@@ -34,7 +34,7 @@ class McpServers:
         self._folder = folder
         self._connections: dict[str, McpConnection] = {}
         self._failures: dict[str, tuple[float, str]] = {}
-        """Time of the next start and sentence of the failed one, by name of the server."""
+        """Earliest next start of a failed server, and its error."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property

@@ -64,7 +64,7 @@ def _ended_during_answer() -> bool:
     """
     with suppress(OSError, ValueError, AttributeError):  # stdin is closed or not a terminal
         number = sys.stdin.fileno()
-        # In this order: a key that comes between the two calls must not be taken for the end of file.
+        # Count after select: a line that arrives in between would look like the end of file, and lose a byte.
         if select.select([number], [], [], 0)[0]:
             count = fcntl.ioctl(number, termios.FIONREAD, bytes(4))
             return not any(count) and not os.read(number, 1)

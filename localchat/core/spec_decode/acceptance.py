@@ -5,7 +5,7 @@ from collections.abc import Sequence
 _FORGET = 0.01
 """Share of the way back to the prior with each step without drafts."""
 _FORGET_PER_TEXT = 0.05
-"""Share of the way back for common rates, with each new text."""
+"""The share by which each new text moves common rates back to their priors."""
 
 
 class AcceptanceRates:
@@ -24,7 +24,7 @@ class AcceptanceRates:
     ) -> None:
         """`prior_tokens`: weight of a prior. `memory_tokens`: length of the average.
 
-        `common`: the rates of all texts, which learn too.
+        `common`: rates that learn from all texts, this one included.
         """
         self._priors = tuple(priors)
         self._common = common
@@ -44,9 +44,9 @@ class AcceptanceRates:
             self._common.learn(kind, accepted)
 
     def of_new_text(self, *, prior_tokens: float, memory_tokens: float) -> "AcceptanceRates":
-        """Return the rates of a new text. Their priors are these common rates.
+        """Return the rates of a new text, which starts with these common rates.
 
-        Else each text would pay again for drafts that have failed in all texts before.
+        Otherwise each text would try drafts again that failed in all texts before it.
         """
         self.forget(_FORGET_PER_TEXT)
         return AcceptanceRates(
@@ -54,7 +54,7 @@ class AcceptanceRates:
         )
 
     def forget(self, share: float = _FORGET) -> None:
-        """Move all rates a little towards their priors, by this share of the difference.
+        """Move all rates towards their priors, by this share of the difference.
 
         Called for steps without drafts, so that kinds that were never right are tried again now and then.
         """

@@ -42,7 +42,7 @@ def match_kind(length: int, *, near: bool) -> int:
 
 
 def common_rates() -> AcceptanceRates:
-    """Return the common rates of an engine that has seen no text, by class of match."""
+    """Return the common acceptance rates of a new engine, by class of match."""
     return AcceptanceRates((*_ANYWHERE, *_NEAR), prior_tokens=8, memory_tokens=200)
 
 
@@ -84,7 +84,7 @@ class NgramProposer:
     ) -> None:
         """`tokens`: the prompt. `earlier`: texts of the same salt (EarlierTexts.of).
 
-        `rates`: common rates of the engine's texts. None: no other text is known.
+        `rates`: common rates of the engine's texts. None: start with the priors.
         """
         self._text = NgramIndex(tokens)
         self._earlier = tuple(earlier)
