@@ -112,6 +112,8 @@ class EngineCore:
         self._step_costs = costs = CostModel(can.widths.decode)
         self._pauses = PauseClock(costs)
         preparing = cast(PreparingRunner, runner) if can.prepares_steps else None
+        self._compiling = preparing
+        """The runner, until all of its kernels are compiled."""
         self._draft_model: DraftModel | None = None
         if can.draft_model:
             self._draft_model = DraftModel(cast(DraftingRunner, runner).drafter, costs)
@@ -248,6 +250,8 @@ class EngineCore:
             self.process_commands()
             if self._stopped:
                 return
+            if self._compiling is not None:
+                self._limit_rows(self._compiling)
             scheduled = self._scheduler.schedule()
             if scheduled is None:
                 break
@@ -260,6 +264,13 @@ class EngineCore:
                 self._pauses.step_launched(scheduled, time.perf_counter(), only=only)
         if self._disk_tier is not None and self._in_flight:
             self._disk_tier.step_launched()
+
+    def _limit_rows(self, runner: PreparingRunner) -> None:
+        """Let no more sequences run than have their kernels, so that none waits for kernels."""
+        scheduler = self._scheduler
+        scheduler.row_limit = runner.ready_rows(len(scheduler.running) + len(scheduler.waiting))
+        if scheduler.row_limit >= self._runner.capabilities.max_rows:
+            self._compiling = None
 
     def _publish(self) -> None:
         """Send the events of the collected step, and update the metrics."""

@@ -41,8 +41,9 @@ class ThreadCollective:
         self.rank, self.ranks = rank, ranks
         self._meeting = meeting
 
-    def add_up(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._meeting.exchanged(self.rank, x)).sum(0)
+    def add_up(self, y: torch.Tensor) -> torch.Tensor:
+        total = y.sum(0, keepdim=True, dtype=torch.float32)
+        return torch.stack(self._meeting.exchanged(self.rank, total)).sum(0)
 
     def join_columns(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._meeting.exchanged(self.rank, x), 1)

@@ -125,6 +125,9 @@ class TimedRunner:
         self._wanted.add(kind)
         return kind in self._prepared
 
+    def ready_rows(self, sequences: int) -> int:
+        return self.capabilities.max_rows
+
     def _kind(self, widths: Sequence[int]) -> tuple[int, int]:
         """Rows of a step, padding among them, and its sequences."""
         rows = list(self._machine.decode_ms)

@@ -38,6 +38,14 @@ class KernelCompilation(Protocol):
         """Return True once all kernels are compiled, or will be on first use."""
         ...
 
+    def reached(self, phase: Phase) -> bool:
+        """Return True once the kernels of a phase and of earlier ones are compiled."""
+        ...
+
+    def hurry(self) -> None:
+        """Start to compile now, although the program may soon end."""
+        ...
+
     def wait(self, phase: Phase) -> None:
         """Wait until the kernels of a phase and of earlier ones are compiled."""
         ...

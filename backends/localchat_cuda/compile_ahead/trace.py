@@ -67,6 +67,8 @@ _PENALISED = SamplingParams(temperature=0.7, frequency_penalty=0.1)
 _TOP_K = SamplingParams(temperature=0.7, frequency_penalty=0.1, top_k=20)
 """Sampling that likely tokens decide (kernels/sampling/rescore.py), unlike `_PENALISED`."""
 _DRAFTS = (0, 1, 3, 7, 15)
+_SHORT_PROMPTS = (4, 8, 16)
+"""Prompts that take the gemms of decode steps, one length for each of these."""
 _HISTORIES = (1, 70, 130, 260, 520)
 """Histories in tokens, one for each number of ranges into which attention divides them."""
 _LONG_HISTORIES = 1_040, 2_080, LONG_TOKENS
@@ -191,6 +193,11 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
     for history in _LONG_HISTORIES:
         if history < room:
             yield CompileShape(((history, 1, 0),))
+            if capabilities.max_slots > 1 and widest > _SHARED_TOKENS:
+                yield CompileShape(((history, 1, 0), (0, _SHARED_TOKENS, 0)))
+    for size in _SHORT_PROMPTS:
+        if size <= widest:
+            yield CompileShape(((0, size, 0),))
     for size in sorted({widest, *(bucket for bucket in PREFILL_BUCKETS if bucket <= widest)}):
         if size > MAX_DECODE_WIDTH:
             yield CompileShape(((0, size, 0),))

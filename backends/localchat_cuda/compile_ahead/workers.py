@@ -108,7 +108,7 @@ class CompileAhead:
         count = len(self._processes)
         self._notify(
             f"Compiling this model's kernels with {count} processes; later loads skip this. "
-            "Until it is done, several requests at once may wait for it."
+            "Until it is done, requests are answered one after the other."
         )
 
     def _run(self) -> None:
@@ -149,12 +149,20 @@ class CompileAhead:
 
     def finished(self) -> bool:
         """See phase.KernelCompilation."""
-        return self._ended[Phase.ALL].is_set()
+        return self.reached(Phase.ALL)
+
+    def reached(self, phase: Phase) -> bool:
+        """See phase.KernelCompilation."""
+        return self._ended[phase].is_set()
+
+    def hurry(self) -> None:
+        """See phase.KernelCompilation."""
+        self._needed.set()
 
     def wait(self, phase: Phase = Phase.ALL) -> None:
         """See phase.KernelCompilation. Kernels that failed are compiled on first use."""
-        if not self._ended[phase].is_set():
-            self._needed.set()
+        if not self.reached(phase):
+            self.hurry()
             self._ended[phase].wait(_TIMEOUT_S)
 
     def idle(self, seconds: float) -> None:

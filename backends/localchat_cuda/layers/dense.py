@@ -144,7 +144,7 @@ class Layers(ABC, Generic[X]):
         For products of weights whose input features are divided among the ranks. One rank changes nothing."""
         if self.collective is None:
             return y
-        return self.collective.add_up(y.sum(0, keepdim=True, dtype=torch.float32))
+        return self.collective.add_up(y)
 
     def embedded(self, table: torch.Tensor) -> torch.Tensor:
         """Return the rows of the embedding [vocabulary, K] for the step's tokens: [T, K]."""
@@ -155,7 +155,7 @@ class Layers(ABC, Generic[X]):
         local = ids - self.collective.rank * len(table)
         inside = (local >= 0) & (local < len(table))
         rows = table[local * inside] * inside[:, None]
-        return self.collective.add_up(rows.float()).to(table.dtype)
+        return self.collective.add_up(rows[None])[0].to(table.dtype)
 
     def tap(self, layer: int) -> None:
         """Store the states before a layer if `taps` contains it. Call before the layer's first gemm."""
@@ -210,7 +210,7 @@ class Layers(ABC, Generic[X]):
         q, k, v = torch.split(total, [queries, keys, keys], 1)
         # Copied key heads count once per rank, in the sum as in the mean.
         squares = torch.stack((q.square().mean(1), k.square().mean(1)), 1)
-        means = collective.add_up(squares) / collective.ranks
+        means = collective.add_up(squares[None])[0] / collective.ranks
         inverse = torch.rsqrt(means + self.config.eps)
         q = q * inverse[:, :1] * norms.q.float()
         k = k * inverse[:, 1:] * norms.k.float()

@@ -1,7 +1,7 @@
 """Interface of sums and exchanges of tensors between the ranks of one model.
 
-Letters: N features, P rows, R ranks. All ranks run the same steps, so they call these operations in the same
-order. This module does not import torch.distributed, which some builds of torch lack.
+Letters: N features, P rows, R ranks, S splits. All ranks run the same steps, so they call these operations in
+the same order. This module does not import torch.distributed, which some builds of torch lack.
 """
 
 from typing import Protocol
@@ -15,8 +15,10 @@ class Collective(Protocol):
     rank: int
     ranks: int
 
-    def add_up(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' x, contiguous, in its dtype. May overwrite x."""
+    def add_up(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' partial sums y [S, P, N]: contiguous [1, P, N].
+
+        In fp32, or in the dtype of y if S is 1. May overwrite y."""
         ...
 
     def join_columns(self, x: torch.Tensor) -> torch.Tensor:
@@ -35,8 +37,8 @@ class Alone:
         self.rank = 0
         self.ranks = ranks
 
-    def add_up(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+    def add_up(self, y: torch.Tensor) -> torch.Tensor:
+        return y.sum(0, keepdim=True, dtype=torch.float32)
 
     def join_columns(self, x: torch.Tensor) -> torch.Tensor:
         return x.repeat(1, self.ranks)

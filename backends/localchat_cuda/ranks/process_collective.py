@@ -1,7 +1,7 @@
 """Sums and exchanges between processes on one host: gloo on a CPU, NCCL on GPUs.
 
-A few rows are added up by torch's one-shot kernel over symmetric memory instead, in which every rank reads the
-rows of all others. CUDA graphs contain both.
+Few rows are added up by a kernel of our own (kernels/all_reduce.py) over memory that all GPUs map. CUDA graphs
+contain both.
 """
 
 import contextlib
@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from localchat_cuda.kernels.all_reduce import Inbox, all_reduce
+
 _TIMEOUT = timedelta(minutes=10)
 """Limit of one operation. Prompts take seconds, and workers.py notices earlier that a rank ended."""
-_ONE_SHOT_ROWS = 16
-"""Rows that the one-shot kernel adds up. NCCL is faster for more."""
-_ALIGNED_NUMBERS = 4
-"""fp32 numbers in 16 bytes, which the one-shot kernel reads at once."""
+_INBOX_ROWS = 128
+"""Rows that the kernel adds up. NCCL is faster for more."""
 # The name of the older function is deprecated since torch 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -43,17 +43,19 @@ class ProcessCollective:
             timeout=_TIMEOUT,
             device_id=device if self._gpu else None,
         )
-        self._one_shot: _OneShot | None = None
+        self._room = _INBOX_ROWS * columns
+        self._inbox: Inbox | None = None
         if self._gpu:
-            self._one_shot = _OneShot.try_new(_ONE_SHOT_ROWS * columns, device)
+            self._inbox = _try_inbox(rank, ranks, self._room, device)
 
-    def add_up(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.numel() // x.shape[-1]
-        one_shot = self._one_shot
-        if one_shot is not None and rows <= _ONE_SHOT_ROWS and x.dtype == torch.float32:
-            return one_shot.add_up(x)
-        dist.all_reduce(x)
-        return x
+    def add_up(self, y: torch.Tensor) -> torch.Tensor:
+        splits, rows, columns = y.shape
+        if self._inbox is not None and rows * columns <= self._room:
+            return all_reduce(y.contiguous(), self._inbox, self.rank)
+        # A product of many rows has one split. Its 16 bits stay, because they are half of what is sent.
+        total = y if splits == 1 else y.sum(0, keepdim=True, dtype=torch.float32)
+        dist.all_reduce(total)
+        return total
 
     def join_columns(self, x: torch.Tensor) -> torch.Tensor:
         parts = x.new_empty(self.ranks, *x.shape)
@@ -71,38 +73,34 @@ class ProcessCollective:
             dist.destroy_process_group()
 
 
-class _OneShot:
-    """Buffer in memory that all GPUs map, and torch's one-shot sum over it.
+def _try_inbox(rank: int, ranks: int, numbers: int, device: torch.device) -> Inbox | None:
+    """Return the inbox of this rank, tried once. None if any GPU has no access to another's memory.
 
-    The kernel waits for all ranks before it reads their buffers, and again before it ends, so the next sum can
-    use the same buffer."""
+    `numbers`: of the largest sum. All ranks get the same answer."""
+    inbox: Inbox | None = None
+    with contextlib.suppress(RuntimeError, ImportError, AttributeError):
+        inbox = _connected(ranks, numbers, device)
+    works = torch.tensor([inbox is not None], dtype=torch.int32, device=device)
+    # No rank writes into an inbox before all are zero.
+    dist.all_reduce(works, dist.ReduceOp.MIN)
+    if inbox is None or not works.item():
+        return None
+    # The kernel is compiled here, and not inside a step.
+    all_reduce(torch.zeros(1, 1, 1, device=device), inbox, rank)
+    torch.cuda.synchronize(device)
+    return inbox
 
-    def __init__(self, numbers: int, device: torch.device) -> None:
-        """`numbers`: of fp32, of the largest sum. Raises RuntimeError if the GPUs cannot map the buffer."""
-        # This module is the public interface to such memory, in spite of its name.
-        from torch.distributed import _symmetric_memory as symmetric
 
-        self._group = dist.group.WORLD.group_name  # type: ignore[union-attr]
-        self.buffer = symmetric.empty(numbers, dtype=torch.float32, device=device)
-        symmetric.rendezvous(self.buffer, self._group)
-        # An error in the first sum belongs here, and not inside a step.
-        self.add_up(torch.zeros(1, _ALIGNED_NUMBERS, device=device))
-        torch.cuda.synchronize(device)
+def _connected(ranks: int, numbers: int, device: torch.device) -> Inbox:
+    """Allocate an inbox, and map those of the other ranks. RuntimeError: the GPUs cannot."""
+    # This module is the public interface to such memory, in spite of its name.
+    from torch.distributed import _symmetric_memory as symmetric
 
-    @classmethod
-    def try_new(cls, numbers: int, device: torch.device) -> "_OneShot | None":
-        """Return None if any GPU has no access to another's memory. All ranks get the same answer."""
-        one_shot: _OneShot | None = None
-        with contextlib.suppress(RuntimeError, ImportError, AttributeError):
-            one_shot = cls(numbers, device)
-        works = torch.tensor([one_shot is not None], dtype=torch.int32, device=device)
-        dist.all_reduce(works, dist.ReduceOp.MIN)
-        return one_shot if bool(works.item()) else None
-
-    def add_up(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' x in fp32."""
-        # Numbers after those of x are of an earlier sum, and are cut off again.
-        part = self.buffer[: x.numel() + -x.numel() % _ALIGNED_NUMBERS]
-        part[: x.numel()].copy_(x.view(-1))
-        total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce(part, "sum", self._group)
-        return total[: x.numel()].view(x.shape)
+    words = symmetric.empty(2, ranks, numbers, dtype=torch.int64, device=device)
+    group = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    handle = symmetric.rendezvous(words, group)
+    words.zero_()
+    addresses = torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device=device)
+    counts = torch.zeros(Inbox.programs(numbers), dtype=torch.int32, device=device)
+    torch.cuda.synchronize(device)
+    return Inbox(words, addresses, counts)

@@ -35,7 +35,7 @@ from localchat.backend_api.interface import (
 )
 from localchat.backend_api.prepared_steps import DecodeRow
 from localchat.errors import DeviceFault
-from localchat_cuda.compile_ahead.phase import KernelCompilation, Phase
+from localchat_cuda.compile_ahead.phase import FEW_ROWS, KernelCompilation, Phase
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 from localchat_cuda.kernels.attention.prefill import best_tile_config
 from localchat_cuda.kernels.launch import interpreted, traits
@@ -466,6 +466,19 @@ class CudaRunner:
             if not self.graphs.has(kind, shape) and len(self._missing) < self._max_missing:
                 self._missing[kind, shape] = spans
         return not missing
+
+    def ready_rows(self, sequences: int) -> int:
+        """Return how many sequences have their kernels; see backend_api.prepared_steps."""
+        limit = self.capabilities.max_rows
+        compiling = self.compiling
+        if compiling is None or compiling.finished():
+            return limit
+        ready = 1
+        if compiling.reached(Phase.FEW_ROWS):
+            ready = min(limit, FEW_ROWS)
+        if sequences > ready:
+            compiling.hurry()
+        return ready
 
     def collect(self) -> StepResult:
         """Wait for the oldest launched step. `elapsed_s` is 0 if it does not predict later steps."""

@@ -107,6 +107,8 @@ class Scheduler:
         self._growth_tokens = capabilities.block_tokens or 1
         """Tokens by which the room of a sequence grows. Slots grow by single tokens."""
         self._cuts_turns = capabilities.block_tokens == 0 and capabilities.rewind != "checkpoint"
+        self.row_limit = capabilities.max_rows
+        """Sequences that may run at once. Those that run already go on if it sinks."""
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._memory_ops: list[MemoryOp] = []
@@ -164,7 +166,7 @@ class Scheduler:
         """Start a choice that has its first token: from its parent's prompt, or through the queue."""
         assert child.state is State.FORKING
         update = None
-        if len(self.running) < self._can.max_rows:
+        if len(self.running) < self.row_limit:
             update = self._kv_cache.fork(parent.number, child.number)
         # It entered the runner without a slot, for its first sample.
         self._remove_from_runner(child)
@@ -201,7 +203,7 @@ class Scheduler:
     @property
     def _admits(self) -> bool:
         """Whether a row is free for the first sequence of the queue."""
-        if not self.waiting or len(self.running) >= self._can.max_rows:
+        if not self.waiting or len(self.running) >= self.row_limit:
             return False
         return not self._excluded(self.waiting[0])
 
@@ -741,7 +743,7 @@ class Scheduler:
 
         A step that preempted a sequence admits none. `rows`: add the first tokens to the step too.
         """
-        if step.preempted_any or len(self.running) >= self._can.max_rows:
+        if step.preempted_any or len(self.running) >= self.row_limit:
             return False
         if self._short_of_memory and self.running:
             return False

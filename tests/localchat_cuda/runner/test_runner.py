@@ -25,7 +25,7 @@ from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.engine.events import Done
 from localchat.engine.request import GenerateRequest
 from localchat.errors import DeviceFault
-from localchat_cuda.compile_ahead.phase import Phase
+from localchat_cuda.compile_ahead.phase import FEW_ROWS, Phase
 from localchat_cuda.runner.common_steps import common_steps
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.runner.step_output import PendingStep
@@ -444,12 +444,19 @@ class KernelsInTheMaking:
 
     def __init__(self) -> None:
         self.waits: list[Phase] = []
-        self.all_compiled = False
+        self.compiled = Phase.ONE_ROW
+        self.hurried = False
         self.idled = False
         self.stopped = False
 
     def finished(self) -> bool:
-        return self.all_compiled
+        return self.reached(Phase.ALL)
+
+    def reached(self, phase: Phase) -> bool:
+        return phase <= self.compiled
+
+    def hurry(self) -> None:
+        self.hurried = True
 
     def wait(self, phase: Phase) -> None:
         self.waits.append(phase)
@@ -471,15 +478,39 @@ def test_a_step_waits_for_the_kernels_of_its_phase(folder: Path) -> None:
     loop = TinyLoop(runner)
     loop.say(request(tokens_of(2, 20), max_tokens=3))
     assert set(compiling.waits) == {Phase.ONE_ROW}
-    for seed in (3, 4):
-        loop.ask(request(tokens_of(seed, 20), max_tokens=3))
-    loop.run_until_idle()
-    assert Phase.FEW_ROWS in compiling.waits
     compiling.waits.clear()
-    compiling.all_compiled = True
+    compiling.compiled = Phase.ALL
     loop.say(request(tokens_of(5, 20), max_tokens=3))
     assert not compiling.waits
     assert runner.compiling is None
+
+
+def test_while_kernels_compile_requests_run_one_after_the_other(folder: Path) -> None:
+    runner = tiny_runner(folder, slots=12, blocks=80)
+    runner.capabilities = replace(runner.capabilities, prepares_steps=True)
+    compiling = KernelsInTheMaking()
+    runner.compiling = compiling
+    loop = TinyLoop(runner)
+    running = loop.core._scheduler.running
+
+    def ask_and_step(count: int) -> int:
+        for seed in range(count):
+            loop.ask(request(tokens_of(seed, 20), max_tokens=12))
+        for _ in range(3):
+            loop.core.process_commands()
+            loop.core.step()
+        return len(running)
+
+    assert ask_and_step(1) == 1
+    assert not compiling.hurried
+    assert ask_and_step(10) == 1
+    assert compiling.hurried
+    compiling.compiled = Phase.FEW_ROWS
+    assert ask_and_step(0) == FEW_ROWS
+    compiling.compiled = Phase.ALL
+    assert ask_and_step(0) > FEW_ROWS
+    loop.run_until_idle()
+    assert set(compiling.waits) <= {Phase.ONE_ROW, Phase.FEW_ROWS}
 
 
 def test_a_closed_runner_stops_compiling(folder: Path) -> None:

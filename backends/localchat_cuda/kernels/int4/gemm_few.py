@@ -76,6 +76,9 @@ def _few_kernel(
     release(PDL)
     block = tl.program_id(0) * BLOCKS
     split = tl.program_id(1)
+    # Chunks of each split if all have as many. Triton takes seconds to compile even loops that never run.
+    EACH: tl.constexpr = CHUNKS // few.tile.splits
+    EVEN: tl.constexpr = CHUNKS % few.tile.splits == 0
     first = split * CHUNKS // few.tile.splits
     last = (split + 1) * CHUNKS // few.tile.splits
     # Rows of x, of which int8 has two for one of the result.
@@ -92,10 +95,11 @@ def _few_kernel(
     outs = _multiply(outs, ws, ss, x, factors, rows, first, few, DEPTH)
     first += DEPTH
     full_end = first + (last - first) // DEPTH * DEPTH
-    for chunk in tl.range(first, full_end, DEPTH, num_stages=1):
-        wl, sl = _load(codes, scale_zeros, block, chunk, G, few, DEPTH)
-        outs = _multiply(outs, wl, sl, x, factors, rows, chunk, few, DEPTH)
-    if DEPTH > 1:
+    if not (EVEN and EACH == DEPTH):
+        for chunk in tl.range(first, full_end, DEPTH, num_stages=1):
+            wl, sl = _load(codes, scale_zeros, block, chunk, G, few, DEPTH)
+            outs = _multiply(outs, wl, sl, x, factors, rows, chunk, few, DEPTH)
+    if DEPTH > 1 and not (EVEN and EACH % DEPTH == 0):
         for chunk in tl.range(full_end, last, 1, num_stages=1):
             wr, sr = _load(codes, scale_zeros, block, chunk, G, few, 1)
             outs = _multiply(outs, wr, sr, x, factors, rows, chunk, few, 1)
