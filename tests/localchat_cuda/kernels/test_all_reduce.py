@@ -13,8 +13,14 @@ SHAPES = ((1, 1, 5), (3, 1, 200), (2, 4, 200), (1, 2, 128), (3, 1, 200))
 """S, P, N of the sums, in order: more and fewer numbers in turn."""
 
 
+def shared(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    zeros = torch.zeros(shape, dtype=dtype)
+    zeros.share_memory_()  # type: ignore[no-untyped-call]
+    return zeros
+
+
 def inboxes() -> list[Inbox]:
-    words = [torch.zeros(2, RANKS, ROOM, dtype=torch.int64).share_memory_() for _ in range(RANKS)]
+    words = [shared(2, RANKS, ROOM, dtype=torch.int64) for _ in range(RANKS)]
     # A forked process has shared memory at the same addresses.
     addresses = torch.tensor([w.data_ptr() for w in words])
     counts = (torch.zeros(Inbox.programs(ROOM), dtype=torch.int32) for _ in range(RANKS))
@@ -35,7 +41,7 @@ def run(rank: int, inbox: Inbox, dtype: torch.dtype, out: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_two_ranks_get_equal_sums_of_all_partial_sums(dtype: torch.dtype) -> None:
     made = inboxes()
-    out = torch.zeros(RANKS, len(SHAPES), ROOM).share_memory_()
+    out = shared(RANKS, len(SHAPES), ROOM)
     other = multiprocessing.get_context("fork").Process(
         target=run, args=(1, made[1], dtype, out[1]), daemon=True
     )
