@@ -116,6 +116,9 @@ _LOOPBACK = re.compile(r"127\.|::1$|localhost$|::ffff:127\.")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave out what is marked by its place")
+    parser.addoption(
+        "--record-kernels", action="store_true", help="record kernels that are compiled"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
