@@ -8,6 +8,7 @@ import signal
 import socket
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from itertools import count
 from pathlib import Path
@@ -75,7 +76,7 @@ TIERS = {
         *("server/test_chained_servers.py", "server/test_engine_death.py", "server/test_serve.py"),
         "server/test_keys_and_kept_kv.py",
         *("cli/test_attach.py", "cli/chat/test_choose_model.py"),
-        *("cli/chat/test_memory_choice.py", "cli/chat/test_screen_reader.py"),
+        "cli/chat/test_screen_reader.py",
         *("server/openai_responses/test_mcp.py", "tools/test_mcp.py", "tools/test_red_team.py"),
         *("tui/test_program.py", "tui/test_terminal_bytes.py"),
     ),
@@ -116,6 +117,9 @@ _LOOPBACK = re.compile(r"127\.|::1$|localhost$|::ffff:127\.")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave out what is marked by its place")
+    parser.addoption(
+        "--record-kernels", action="store_true", help="record kernels that are compiled"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -134,6 +138,7 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # else nanobind reports what is left at the exit
 
 
+@cache
 def tiers_of(path: Path) -> list[str]:
     """Markers of a test file or folder."""
     place = path.relative_to(Path(__file__).parent)

@@ -3,6 +3,7 @@
 import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 import grimp
@@ -44,7 +45,7 @@ def test_a_class_name_stands_once_outside_of_wire_protocols() -> None:
     for path in sources():
         if path.name == "protocol.py" and "server" in path.parts:
             continue  # named as the API that it describes names them
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in syntax_tree(path).body:
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
@@ -58,6 +59,11 @@ def test_modules_are_named_by_nouns() -> None:
 def sources() -> list[Path]:
     """Every module of the product."""
     return [path for name in ("localchat", "backends") for path in (ROOT / name).rglob("*.py")]
+
+
+@cache
+def syntax_tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
 
 
 def package(module: str) -> str:
@@ -99,7 +105,7 @@ def test_a_large_class_states_its_reason() -> None:
     for path in sources():
         if path.name == "protocol.py" and "server" in path.parts:
             continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(syntax_tree(path)):
             if not isinstance(node, ast.ClassDef) or "Size: " in (ast.get_docstring(node) or ""):
                 continue
             functions = [part.name for part in node.body if isinstance(part, FUNCTIONS)]

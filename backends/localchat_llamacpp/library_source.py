@@ -14,7 +14,7 @@ A process loads one library, so a process has one choice, and its children inher
 import os
 import platform
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -203,12 +203,14 @@ _SOURCES: Final[Mapping[str, Callable[[Mapping[str, str], Path], LibraryFile | N
 }
 
 
-def _installed(distribution: str) -> str:
-    """Return the installed version. Empty without one."""
+def _installed(package: str) -> str:
+    """Return the installed version of a package. Empty without one."""
     try:
-        return version(distribution)
+        metadata = distribution(package).read_text("METADATA") or ""
     except PackageNotFoundError:
         return ""
+    # `importlib.metadata.version` parses the whole description, and `fit` asks a hundred times.
+    return metadata.partition("\nVersion:")[2].partition("\n")[0].strip()
 
 
 def _missing_features(root: Path) -> list[str]:

@@ -80,7 +80,7 @@ def test_reasoning_has_as_many_tokens_as_its_budget_in_every_family(
 ) -> None:
     stage = bench(family, thinker(family, opened=opened), opened=opened, **kind)
     longest_end = len(TOKENIZER.encode(family.closing(again=True), special=True))
-    for budget in (1, 7, 30):
+    for budget in (1, 30):
         received = stage.say(asked(budget))
         assert thoughts(received) == ("abc" * 20)[:budget]
         assert budget < received.done.usage.reasoning_tokens <= budget + longest_end

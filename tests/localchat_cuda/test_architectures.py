@@ -133,13 +133,15 @@ def test_after_the_last_attention_only_rows_with_logits_are_packed(
 ) -> None:
     model, folder = quantized
     ours = Tiny(folder, torch.float16 if kernels else torch.float32, kernels=kernels)
-    tokens = tokens_of(13, 18)
-    found = ours.step(Stretch(0, 0, tokens, 2), packed=True)
-    assert distance(found, wanted_of(model, tokens)[-2:]) < (2e-2 if kernels else 5e-3)
+    close = 2e-2 if kernels else 5e-3
     several = [Stretch(slot, 0, tokens_of(14 + slot, 5)) for slot in (1, 2)]
     found = ours.step(*several, packed=True)
     wanted = [wanted_of(model, each.tokens)[-1:] for each in several]
-    assert distance(found, torch.cat(wanted)) < (2e-2 if kernels else 5e-3)
+    assert distance(found, torch.cat(wanted)) < close
+    if not kernels:  # a step in Triton's interpreter takes seconds
+        tokens = tokens_of(13, 18)
+        found = ours.step(Stretch(0, 0, tokens, 2), packed=True)
+        assert distance(found, wanted_of(model, tokens)[-2:]) < close
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -52,17 +52,11 @@ def compute_logits(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
     return found
 
 
-def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
-    with torch.no_grad():
-        whole = model.generate(
-            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, pad_token_id=0
-        )  # fmt: skip
-    found: list[int] = whole[0, len(prompt) :].tolist()
-    return found
-
-
 def lost(model: Any, prompt: tuple[int, ...], found: list[int]) -> float:
-    """By how much a drawn token was worse than the best one, at most, as a logit."""
+    """By how much a drawn token was worse than the best one, at most, as a logit.
+
+    All tokens are computed at once. The model's own text would take a step for each.
+    """
     logits = compute_logits(model, (*prompt, *found))[len(prompt) - 1 : -1]
     own = logits.gather(1, torch.tensor(found)[:, None])[:, 0]
     return float((logits.max(1).values - own).max())
@@ -86,14 +80,16 @@ def test_drafts_chunks_and_neighbours_leave_the_text_of_transformers(
         found = loop.received[id_].tokens()
         # Two tokens may be equally likely to within rounding.
         near = 0.2 if ON_GPU else 1e-4
-        assert found == greedy(model, prompt, 32) or lost(model, prompt, found) < near
+        assert len(found) == 32
+        assert lost(model, prompt, found) < near
 
 
 def test_mxfp4_experts_leave_the_text_of_transformers(tmp_path: Path) -> None:
     model, prompt = tiny_models.reference("gpt-oss"), tokens_of(29, 50)
     tiny_models.save_mxfp4(model, tmp_path)
     found = TinyLoop(tiny_runner(tmp_path, step=24)).say(request(prompt, max_tokens=64)).tokens()
-    assert found == greedy(model, prompt, 64) or (ON_GPU and lost(model, prompt, found) < 0.2)
+    assert len(found) == 64
+    assert lost(model, prompt, found) < (0.2 if ON_GPU else 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "mistral"])

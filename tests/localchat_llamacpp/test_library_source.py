@@ -30,7 +30,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _install(site: Path, distribution: str, release: str, *files: str) -> None:
     record = site / f"{distribution.replace('-', '_')}-{release}.dist-info"
     record.mkdir()
-    (record / "METADATA").write_text(f"Name: {distribution}\nVersion: {release}\n")
+    description = "A text of many lines.\nVersion: 0 was another one.\n"
+    (record / "METADATA").write_text(f"Name: {distribution}\nVersion: {release}\n\n{description}")
     for file in files:
         (site / file).parent.mkdir(parents=True, exist_ok=True)
         (site / file).touch()

@@ -318,18 +318,42 @@ def play(stage: Stage, what: Play, width: int = 80, height: int = 24) -> None:
 async def unhurried(pilot: Pilot[int]) -> AsyncIterator[None]:
     """Inside, a key or a pause is over when every widget has done what it was told. Textual itself waits until
     the process takes less than a millisecond of CPU in twenty: on a machine that does something else, long."""
+    ask_all = pilot._wait_for_screen
+
+    async def wait_for_screen(timeout: float = 30.0) -> bool:
+        """Wait for every widget if one is busy. Textual asks all of them, four times in five for nothing."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+            if not _is_idle(pilot.app):
+                return await ask_all(timeout)
+        return True
 
     async def idle(min_sleep: float = 0, max_sleep: float = 1) -> None:
         for _ in range(_ROUNDS):
             await asyncio.sleep(0)
             await pilot._wait_for_screen()
 
-    with patch("textual.app.wait_for_idle", idle), patch("textual.pilot.wait_for_idle", idle):
+    with (
+        patch("textual.app.wait_for_idle", idle),
+        patch("textual.pilot.wait_for_idle", idle),
+        patch.object(pilot, "_wait_for_screen", wait_for_screen),
+    ):
         yield
 
 
 _ROUNDS = 3
 """What a message leads to is often another one."""
+_TURNS = 5
+"""Turns of the event loop in which an idle screen stays idle, for what runs beside its widgets."""
+
+
+def _is_idle(app: App[Any]) -> bool:
+    """Return True if the app and each widget of its screen wait for a message."""
+    for pump in (app, *app.screen.walk_children(with_self=True)):
+        queue: Any = pump._message_queue
+        if not queue.empty() or not queue.ready_event._waiters:
+            return False
+    return True
 
 
 def request(settings: Settings, prompt: Prompt) -> GenerateRequest:

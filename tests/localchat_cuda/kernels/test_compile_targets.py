@@ -4,15 +4,11 @@ Windows, soft caps, heads of 256 and 512 columns, latents, partial rotations, po
 on cards that no test has run them on."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.support.compiled_kernels import KernelCompiler
+
 SHARED_BYTES = {86: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 """Most that a program may take, by compute capability; 89 is as 86, 103 as 100, and 80 has more."""
 WANTED = {
@@ -315,21 +311,13 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize("capability", sorted(SHARED_BYTES))
-def test_kernels_compile_and_fit_shared_memory(capability: int, compiled_before: Path) -> None:
+def test_kernels_compile_and_fit_shared_memory(capability: int, compiler: KernelCompiler) -> None:
     wanted = WANTED.get(capability, set())
     skipped = set() if wanted else ONLY_FOR_86
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(compiled_before),
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(capability), *(json.dumps([*names]) for names in (wanted, skipped))],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    lists = (json.dumps(sorted(names)) for names in (wanted, skipped))
+    found: dict[str, int] = compiler.results(
+        f"targets_{capability}", SCRIPT, str(capability), *lists
+    )
     assert found.keys() == wanted or (len(found) == 64 and not wanted)
     wide = {name: held for name, held in found.items() if held > SHARED_BYTES[capability]}
     assert not wide, f"of {SHARED_BYTES[capability]} bytes"

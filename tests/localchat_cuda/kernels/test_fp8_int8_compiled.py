@@ -1,15 +1,9 @@
 """Compiled code of the 8-bit gemms for every supported GPU, without a GPU."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.support.compiled_kernels import KernelCompiler
+
 SHARED_BYTES = {80: 101_376, 90: 232_448}
 """Most that a program may take, by compute capability: 86 and 89 have the least, and run what 80 runs."""
 SCRIPT = r"""
@@ -69,24 +63,9 @@ print(json.dumps(dict(
 """
 
 
-def made_for(capability: int, compiled_before: Path) -> dict[str, Any]:
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(compiled_before),
-        "TRITON_DEFAULT_FP_FUSION": "1",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
-    }
-    command = [sys.executable, "-c", SCRIPT, str(capability)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 @pytest.mark.parametrize("capability", sorted(SHARED_BYTES))
-def test_gemms_compile_and_fit_shared_memory(capability: int, compiled_before: Path) -> None:
-    found = made_for(capability, compiled_before)
+def test_gemms_compile_and_fit_shared_memory(capability: int, compiler: KernelCompiler) -> None:
+    found = compiler.results(f"fp8_int8_{capability}", SCRIPT, str(capability))
     assert max(found["shared"].values()) <= SHARED_BYTES[capability]
     # the conversions and the tensor cores for FP8 begin with 8.9
     assert bool(found["eights"]) == (capability >= 89)

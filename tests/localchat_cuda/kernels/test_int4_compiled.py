@@ -3,16 +3,12 @@
 Triton's choice of layouts changes between versions; a shuffle or a trip through shared memory in this loop
 would cost a third of the speed."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.support.compiled_kernels import KernelCompiler
+
 SCRIPT = """
 import json, triton
 from triton.backends.compiler import GPUTarget
@@ -51,19 +47,9 @@ print(json.dumps(dict(
 
 
 @pytest.fixture(scope="module")
-def found(compiled_before: Path) -> dict[str, Any]:
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(compiled_before),
-        "TRITON_DEFAULT_FP_FUSION": "1",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
-    }
-    command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+def found(compiler: KernelCompiler) -> dict[str, Any]:
+    results: dict[str, Any] = compiler.results("int4", SCRIPT)
+    return results
 
 
 @pytest.mark.parametrize("group", ["32", "64", "128"])

@@ -1,11 +1,6 @@
 """Hopper int4 gemm without a Hopper GPU: tile configs, dispatch, emulation and compiled code."""
 
-import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +16,10 @@ from localchat_cuda.kernels.int4.hopper_tile_config import HopperTileConfig
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.launch import Traits
 from tests.support import gluon_emulation, int4_reference
+from tests.support.compiled_kernels import KernelCompiler
 from tests.support.gluon_emulation import Boxes, Pointer
 from tests.support.int4_weights import CPU, relative, values, weight
 
-ROOT = Path(__file__).parents[3]
 SEVEN = {(37888, 3584, True), (3584, 18944, False), (4608, 3584, False), (3584, 3584, False)}
 EVEN = HopperTileConfig(64, 2, even=True)
 
@@ -320,20 +315,9 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def made(compiled_before: Path) -> dict[str, dict[str, int]]:
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(compiled_before),
-        "TRITON_DEFAULT_FP_FUSION": "1",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def made(compiler: KernelCompiler) -> dict[str, dict[str, int]]:
+    kernels: dict[str, dict[str, int]] = compiler.results("int4_hopper", SCRIPT)
+    return kernels
 
 
 def test_products_of_block_0_overlap_dequantizing_block_1(

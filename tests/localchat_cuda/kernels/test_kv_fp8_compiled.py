@@ -3,16 +3,12 @@
 They fit shared memory, pages are loaded through the pipeline, and bytes are decoded in the layout of the
 operand."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.support.compiled_kernels import KernelCompiler
+
 SHARED_BYTES = {80: 101_376, 89: 101_376, 90: 232_448}
 """Most that a program may take, by compute capability; 86 runs what is made for 80 and has less."""
 SCRIPT = """
@@ -87,21 +83,10 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module", params=sorted(SHARED_BYTES))
 def made(
-    request: pytest.FixtureRequest, compiled_before: Path
+    request: pytest.FixtureRequest, compiler: KernelCompiler
 ) -> tuple[int, dict[str, dict[str, Any]]]:
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(compiled_before),
-        "TRITON_DEFAULT_FP_FUSION": "1",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(request.param)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return request.param, json.loads(done.stdout.splitlines()[-1])
+    capability = request.param
+    return capability, compiler.results(f"kv_fp8_{capability}", SCRIPT, str(capability))
 
 
 def test_kernels_fit_shared_memory_and_use_the_packed_decoder(

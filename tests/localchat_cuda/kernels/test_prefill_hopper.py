@@ -1,6 +1,5 @@
 """Hopper prefill attention without a Hopper GPU: emulation, compiled code and dispatch."""
 
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from localchat_cuda.kernels.launch import Traits
 from tests.support import gluon_emulation
 from tests.support.attention_scenes import PAGE, close, scene
+from tests.support.compiled_kernels import KernelCompiler
 from tests.support.gluon_emulation import Boxes, Pointer
 
 ROOT = Path(__file__).parents[3]
@@ -162,20 +162,9 @@ print(json.dumps([triton.__version__, {
 
 
 @pytest.fixture(scope="module")
-def made(compiled_before: Path) -> tuple[str, dict[str, dict[str, int]]]:
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(compiled_before),
-        "TRITON_DEFAULT_FP_FUSION": "1",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    version, found = json.loads(done.stdout.splitlines()[-1])
-    return version, found
+def made(compiler: KernelCompiler) -> tuple[str, dict[str, dict[str, int]]]:
+    version, kernels = compiler.results("prefill_hopper", SCRIPT)
+    return version, kernels
 
 
 def test_products_of_a_step_overlap(

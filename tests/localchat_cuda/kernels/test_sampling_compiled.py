@@ -1,12 +1,7 @@
 """Kernels of rare samplers compile for a GPU, without one, and other steps need none of them."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from tests.support.compiled_kernels import KernelCompiler
 
-ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import json, torch, triton
 from localchat_cuda.compile_ahead.trace import Claims, only_compile
@@ -41,18 +36,8 @@ print(json.dumps(names))
 """
 
 
-def test_rare_kernels_compile_and_are_launched_only_on_request(compiled_before: Path) -> None:
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(compiled_before),
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    usual, rare = json.loads(done.stdout)
+def test_rare_kernels_compile_and_are_launched_only_on_request(compiler: KernelCompiler) -> None:
+    usual, rare = compiler.results("sampling", SCRIPT)
     assert usual == ["process_kernel", "measure_kernel", "collect_kernel", "_draw_kernel"]
     assert set(rare) - set(usual) == {
         *("tally_kernel", "repeats_kernel", "adjust_kernel", "cut_kernel"),

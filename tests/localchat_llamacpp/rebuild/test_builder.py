@@ -15,6 +15,7 @@ from localchat.backend_api.interface import RebuildProgress
 from localchat.errors import LocalchatError
 from localchat_llamacpp.rebuild import builder
 from localchat_llamacpp.rebuild.builder import BuildRequest, build, progress_of
+from tests.support.paths import ROOT
 
 REQUEST = BuildRequest("cpu", "0.3.36")
 
@@ -54,6 +55,11 @@ def test_each_kind_asks_cmake_for_what_it_computes_on(tmp_path: Path) -> None:
     without = shlex.split(builder.cmake_arguments(REQUEST._replace(without_amx=True), first))
     assert "-DCMAKE_CXX_FLAGS=-U__AMX_INT8__" in without
     assert f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={first}" in without
+
+
+def test_the_build_of_the_tests_leaves_out_what_a_rebuild_leaves_out() -> None:
+    file = ROOT / "scripts/llama_cpp.cmake"
+    assert builder._WITHOUT_COMMON in file.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
