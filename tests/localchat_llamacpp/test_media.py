@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import PIL.Image
 import pytest
@@ -184,7 +185,17 @@ def test_second_question_about_a_picture_computes_its_own_text_alone_also_after_
     if family == "gemma3":
         # The stored state of a sliding window cannot be cut back, as with text.
         return
-    again = ask(engines(model, tmp_path / "kv"), request(f"And now? {LONG}", seen, owner="me"))
+    restarted = engines(model, tmp_path / "kv")
+    restarted.info()
+    asked = request(f"And now? {LONG}", seen, owner="me")
+    hidden = model.projector.rename(model.projector.with_suffix(".hidden"))
+    try:
+        # The picture is not decoded, so the encoder is not loaded.
+        again = ask(restarted, asked)
+        with pytest.raises(ModelInvalid, match="cannot be loaded"):
+            ask(restarted, msgspec.structs.replace(asked, salt="another client"))
+    finally:
+        hidden.rename(model.projector)
     assert again.text == fresh.text
     assert again.cached_tokens >= again.read_back_tokens >= end
 
