@@ -11,10 +11,18 @@ _MAGIC: Final = (
     (b"II*\0", "a TIFF image"),
     (b"MM\0*", "a TIFF image"),
     (b"\0\0\x01\0", "an icon"),
+    (b"\xff\n", "a JPEG XL image"),
+    (b"\0\0\0\x0cJXL ", "a JPEG XL image"),
+    (b"\0\0\0\x0cjP  ", "a JPEG 2000 image"),
+    (b"8BPS", "a Photoshop file"),
+    (b"%PDF", "a PDF file"),
     (b"ID3", "an MP3 recording"),
     (b"\xff\xfb", "an MP3 recording"),
     (b"OggS", "an Ogg recording"),
     (b"fLaC", "a FLAC recording"),
+    (b"FORM", "an AIFF recording"),
+    (b".snd", "an AU recording"),
+    (b"caff", "a CAF recording"),
     (b"\x1aE\xdf\xa3", "a video"),
     (b"\x1f\x8b", "a gzip archive"),
     (b"BZh", "a bzip2 archive"),
@@ -45,7 +53,7 @@ def binary_kind(name: str, head: bytes) -> str:
     if head[:4] == b"RIFF":
         return {b"WEBP": "a WebP image", b"WAVE": "a WAV recording"}.get(head[8:12], "a video")
     if head[4:8] == b"ftyp":
-        if head[8:11] in (b"hei", b"avi", b"mif"):
+        if head[8:11] in (b"hei", b"hev", b"avi", b"mif"):
             return "a HEIC or AVIF image"
         return "a video"
     if head.startswith(b"PK"):
