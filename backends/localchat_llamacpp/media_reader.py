@@ -382,7 +382,8 @@ class MediaEncoder:
             if status:
                 raise UsageError(
                     f"{source.name or 'the attachment'} cannot be prepared for this model: "
-                    f"{captured.reason('llama.cpp gives no reason')}"
+                    f"{captured.reason('llama.cpp gives no reason')}",
+                    hint="very long and narrow pictures are too much for some encoders; crop it",
                 )
             natives: list[Native | None] = []
             texts: list[tuple[int, ...] | None] = []

@@ -38,6 +38,8 @@ _MAGIC: Final = (
     (b"\xca\xfe\xba\xbe", "a program"),
     (b"\xd0\xcf\x11\xe0", "an old Office file"),
 )
+_MEDIA: Final = ("image", "icon", "recording", "video")
+"""Last words of the kinds of pictures and recordings."""
 _ZIP_KINDS: Final = {
     ".xlsx": "an Excel file",
     ".pptx": "a PowerPoint file",
@@ -46,6 +48,21 @@ _ZIP_KINDS: Final = {
     ".epub": "an EPUB book",
     ".jar": "a Java program",
 }
+
+
+def is_svg(head: bytes) -> bool:
+    """Return True for the source of an SVG drawing. head: up to 1 kB of the file."""
+    start = head[:1024].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    declared = start.startswith((b"<?xml", b"<!doctype svg"))
+    return start.startswith(b"<svg") or (declared and b"<svg" in start)
+
+
+def unreadable_medium(name: str, head: bytes) -> str:
+    """Return the kind of a picture, recording or video that cannot be read. Empty for other files."""
+    kind = binary_kind(name, head)
+    if kind.rpartition(" ")[2] in _MEDIA:
+        return kind
+    return ""
 
 
 def binary_kind(name: str, head: bytes) -> str:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from localchat.errors import UsageError
-from localchat.media.binary_kind import binary_kind
+from localchat.media.binary_kind import binary_kind, is_svg
 from localchat.media.format import HEAD_BYTES, MediaFormat, MediaKind, media_format
 from localchat.media.limits import (
     MAX_AUDIO_RATE,
@@ -20,6 +20,7 @@ from localchat.media.limits import (
     MAX_SAMPLES,
     MAX_SIDE_RATIO,
     MIN_AUDIO_RATE,
+    MIN_AUDIO_S,
 )
 from localchat.units import size
 
@@ -147,8 +148,11 @@ def decode_audio(data: bytes, rate: int, name: str = "") -> "NDArray[np.float32]
             blocks.append(resampler.resample(block.mean(axis=1)))
         blocks.append(resampler.finish())
         samples = np.concatenate(blocks)
-    if not len(samples):
-        raise UsageError(f"{name or 'the recording'} has no sound")
+    if len(samples) < MIN_AUDIO_S * rate:
+        raise UsageError(
+            f"{name or 'the recording'} lasts less than {MIN_AUDIO_S} seconds",
+            hint="send a longer recording",
+        )
     # A float file may contain anything.
     return np.clip(np.nan_to_num(samples, copy=False), -1.0, 1.0, out=samples)
 
@@ -173,10 +177,7 @@ def as_wav(data: bytes, name: str = "") -> bytes:
 
 
 def _kind_name(data: bytes, name: str) -> str:
-    start = data[:1024].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if start.startswith(b"<svg") or (
-        start.startswith((b"<?xml", b"<!doctype svg")) and b"<svg" in start
-    ):
+    if is_svg(data):
         return "an SVG drawing"
     if data[4:8] == b"ftyp" and data[8:11] == b"M4A":
         return "an M4A recording"

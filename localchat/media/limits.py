@@ -12,6 +12,8 @@ MAX_PIXELS: Final = 50_000_000
 """Pixels of a picture, which needs up to 12 bytes each while it is decoded. Phones take 48 million."""
 MAX_SIDE_RATIO: Final = 200
 """Ratio of the longer to the shorter side. Image encoders reject more."""
+MIN_AUDIO_S: Final = 0.1
+"""llama.cpp aborts on a single sample, and reads past the end of less than a window."""
 MAX_AUDIO_S: Final = 1800
 """Seconds of a recording. At 16 kHz, half an hour has 115 MB."""
 MAX_CHANNELS: Final = 8

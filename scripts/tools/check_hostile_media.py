@@ -40,6 +40,8 @@ from tests.support.media import HOSTILE, encoded, png, wav  # noqa: E402
 from tests.support.tiny_media import write_media_model  # noqa: E402
 
 _PATIENCE_S: Final = 300.0
+_TEXTS: Final = ("text", "empty", "html", "one byte", "200 x 1", "svg", "svg with a mark")
+"""Files that -f sends as text, and one that only some models cannot read."""
 Body = dict[str, Any]
 
 
@@ -137,7 +139,9 @@ class _Server:
         outcome = self._text("hello")
         if outcome.status != 200:
             return [f"a text is not answered: {outcome.status} {outcome.sentence}"]
-        if self._engine_pid() != self._engine:
+        engine = self._engine_pid()
+        if engine != self._engine:
+            self._engine = engine
             return ["the engine was restarted"]
         return []
 
@@ -233,7 +237,9 @@ def _check_command(model: Path, case: Case, folder: Path) -> int:
     command += ["--max-tokens", "2", "-f", str(file), "What is this?"]
     began_s = time.monotonic()
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_PATIENCE_S)
-    right = (done.returncode == 0) if case.good else (done.returncode == 2 and not done.stdout)
+    right = done.returncode == 2 and not done.stdout
+    if case.good or case.name in _TEXTS:
+        right = done.returncode == 0
     lines = done.stderr.strip().splitlines() or [""]
     right = right and "Traceback" not in done.stderr and "Warning" not in done.stderr
     print(
@@ -316,6 +322,7 @@ def _bad_pictures() -> dict[str, bytes]:
         "one byte": b"\x89",
         "zeros": bytes(1000),
         "33 MB": png() + bytes(33_000_000),
+        "200 x 1": png(200, 1),
     }
 
 
@@ -379,7 +386,6 @@ def _odd_pictures() -> dict[str, bytes]:
         "200,000 chunks": _with_chunks(_chunk(b"prVt", b"") * 200_000),
         "text behind the picture": png() + b"<script>" * 1000,
         "1 x 1": png(1, 1),
-        "200 x 1": png(200, 1),
     }
 
 
@@ -405,6 +411,12 @@ def _sound(frames: int, rate: int = 16_000, format_: str = "WAV", **options: Any
     return file.getvalue()
 
 
+def _endless() -> bytes:
+    data = bytearray(_sound(16_000))
+    data[40:44] = b"\xff\xff\xff\x7f"
+    return bytes(data)
+
+
 def _header(offset: int, field: bytes) -> bytes:
     data = bytearray(_sound(1000))
     data[offset : offset + len(field)] = field
@@ -415,6 +427,7 @@ def _bad_recordings() -> dict[str, bytes]:
     return {
         "picture as sound": png(),
         "wav of 0 samples": _sound(0),
+        "wav of 1 sample": _sound(1),
         "ogg of 0 samples": _sound(0, format_="OGG"),
         "wav of rate 0": _header(24, bytes(4)),
         "wav of rate 1": _header(24, struct.pack("<I", 1)),
@@ -434,8 +447,7 @@ def _odd_recordings() -> dict[str, bytes]:
         "wav of 44,101 Hz": lambda: _sound(44_101, 44_101),
         "wav of 191,999 Hz": lambda: _sound(191_999, 191_999),
         "wav of 1,000 Hz": lambda: _sound(1000, 1000),
-        "wav of 1 sample": lambda: _sound(1),
-        "wav that claims 2 GB": lambda: _header(40, b"\xff\xff\xff\x7f"),
+        "wav that claims 2 GB": _endless,
         "wav in doubles": lambda: _sound(16_000, subtype="DOUBLE"),
         "wav in µ-law": lambda: _sound(8000, 8000, subtype="ULAW"),
         "wav in adpcm": lambda: _sound(8000, 8000, subtype="IMA_ADPCM"),

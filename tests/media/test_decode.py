@@ -160,6 +160,13 @@ def test_a_recording_may_not_be_too_long() -> None:
         decode_audio(wav(1801, 1000, "FLAC"), 16_000, "long.flac")
 
 
+@pytest.mark.parametrize("seconds", [0, 0.0001, 0.099])
+def test_a_recording_shorter_than_a_window_is_refused(seconds: float) -> None:
+    with pytest.raises(UsageError, match=r"it lasts less than 0\.1 seconds"):
+        decode_audio(wav(seconds), 16_000, "it")
+    assert len(decode_audio(wav(0.1, 44_100), 16_000)) == 1600
+
+
 def test_samples_of_all_channels_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localchat.media.decode.MAX_SAMPLES", 1_000_000)
     assert len(decode_audio(wav(60, channels=1), 16_000)) == 960_000
