@@ -92,7 +92,7 @@ def media_path(name: str) -> Path | None:
 
 
 def _head(name: str) -> bytes:
-    """Return the start of a file, empty if there is none."""
+    """Return the start of a file, or nothing if it cannot be read."""
     try:
         path = expand_home(name)
         if not path.is_file():

@@ -40,8 +40,8 @@ from tests.support.media import HOSTILE, encoded, png, wav  # noqa: E402
 from tests.support.tiny_media import write_media_model  # noqa: E402
 
 _PATIENCE_S: Final = 300.0
-_TEXTS: Final = ("text", "empty", "html", "one byte", "200 x 1", "svg", "svg with a mark")
-"""Files that -f sends as text, and one that only some models cannot read."""
+_TEXTS: Final = ("text", "empty", "html", "one byte", "svg", "svg with a mark")
+"""Files that -f sends as text."""
 Body = dict[str, Any]
 
 
