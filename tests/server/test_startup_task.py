@@ -26,9 +26,11 @@ def test_decoders_are_imported_while_a_model_that_reads_media_is_loaded(
 
     imported: list[Any] = []
     monkeypatch.setattr(decode, "load_decoders", imported.append)
-    app = create_app(SingleEngine(Engine(), "m"), UNHURRIED)
+    engines = SingleEngine(Engine(), "m")
+    engines.resolver = SimpleNamespace(own=SimpleNamespace(name="m"))  # type: ignore[assignment]
+    app = create_app(engines, UNHURRIED)
     notices: list[str] = []
     task = startup_task(app, lambda: None, notices.append)
     asyncio.run(task(SimpleNamespace(stop=lambda: None)))  # type: ignore[arg-type]
-    assert app.state.service.ready
+    assert app.state.service.ready and notices == ["m is ready"]
     assert imported == [media] * bool(media)
