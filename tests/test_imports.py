@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import PIL.Image
 import pytest
+
+from tests.support.media import encoded
 
 HEAVY = {
     *(
@@ -48,6 +51,15 @@ def modules_after(code: str) -> set[str]:
 )
 def test_nothing_heavy_is_loaded_before_a_prompt(code: str) -> None:
     assert modules_after(code) & HEAVY == set()
+
+
+def test_a_picture_loads_the_decoders_of_its_formats_alone() -> None:
+    """Pillow has forty formats, and each is code that reads hostile files."""
+    data = encoded(PIL.Image.new("L", (2, 2)), "TIFF")
+    code = f"from localchat.media.decode import decode_image\ndecode_image({data!r})"
+    plugins = {name for name in modules_after(code) if name.endswith("ImagePlugin")}
+    names = ("Bmp", "Gif", "Jpeg", "Png", "Ppm", "Tiff", "WebP")
+    assert plugins == {f"PIL.{name}ImagePlugin" for name in names}
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,6 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, Sequence[Any]]]] = {
     "mtmd_bitmap_free": (None, (c_void_p,)),
     "mtmd_bitmap_init": (c_void_p, (c_uint32, c_uint32, c_char_p)),
     "mtmd_bitmap_init_from_audio": (c_void_p, (c_size_t, POINTER(c_float))),
-    "mtmd_decode_use_mrope": (c_bool, (c_void_p,)),
     "mtmd_decode_use_non_causal": (c_bool, (c_void_p, c_void_p)),
     "mtmd_encode_chunk": (c_int32, (c_void_p, c_void_p)),
     "mtmd_free": (None, (c_void_p,)),

@@ -1,7 +1,8 @@
 """Reads pictures and recordings: divides them into chunks, and computes the embeddings of the chunks.
 
-The projector is loaded with the first attachment, so text costs nothing. Chunks are made in the threads that
-prepare requests. One thread of this module computes their embeddings, beside the steps of other requests.
+The projector is loaded with the first attachment that is not known, so text costs nothing, and neither does a
+question about a picture whose KV is cached. Chunks are made in the threads that prepare requests. One thread
+of this module computes their embeddings, beside the steps of other requests.
 """
 
 import ctypes
@@ -12,14 +13,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary, finalize
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from localchat.backend_api.interface import MemoryReport
-from localchat.backend_api.media import MediaChunk, MediaPiece, placeholder_ids
+from localchat.backend_api.media import LayoutStore, MediaChunk, MediaPiece, placeholder_ids
 from localchat.errors import EngineClosed, LocalchatError, ModelInvalid, UsageError
 from localchat.media.decode import decode_audio, decode_image
 from localchat.model_files.projector import Projector
@@ -31,6 +33,7 @@ from localchat_llamacpp.media_api import (
     EvalCallback,
     InputPart,
     media_library,
+    uses_mrope,
 )
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.plan.buffers import encoder_compute_bytes
@@ -53,17 +56,21 @@ class Native:
         self._finalizer = finalize(self, free, handle)
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """A chunk without its pixels, which equal chunks share."""
+class _Layout(msgspec.Struct, frozen=True):
+    """A chunk without its pixels."""
 
-    ids: tuple[int, ...]
+    tokens: int
     positions: int
     """Positions that the chunk takes. Fewer than its tokens where positions have several dimensions."""
     whole: bool
     audio: bool
-    native: Native
-    """The chunk as a placeholder."""
+    divisible: bool
+    """Whether a cached text may end inside it."""
+
+
+_Layouts: TypeAlias = tuple[tuple[int, ...] | _Layout, ...]
+"""Parts of an attachment: tokens of text, or chunks."""
+_STORED: Final = msgspec.msgpack.Decoder(_Layouts)
 
 
 class Chunk:
@@ -72,16 +79,20 @@ class Chunk:
     def __init__(self, layout: _Layout, source: "_Attachment", number: int, *, mrope: bool) -> None:
         self._layout = layout
         self._mrope = mrope
+        self._placeholder: Native | None = None
         self.source = source
         self.number = number
         """Number among the chunks of the attachment."""
+        self._ids = placeholder_ids(
+            source.digest, layout.tokens, divisible=layout.divisible, index=number
+        )
         self.embeddings: FloatArray | None = None
         """(tokens, width), None until they are computed."""
 
     @property
     def ids(self) -> tuple[int, ...]:
         """See MediaChunk."""
-        return self._layout.ids
+        return self._ids
 
     @property
     def whole(self) -> bool:
@@ -98,8 +109,19 @@ class Chunk:
         """Positions that the chunk takes."""
         return self._layout.positions
 
+    def encode(self, embeddings: FloatArray, native: Native) -> None:
+        """Set the embeddings. native: the chunk with its pixels, of which only the shape is kept."""
+        api = media_library()
+        if self._mrope and not self._layout.audio:
+            placeholder = api.mtmd_input_chunk_get_placeholder(native.handle)
+            self._placeholder = Native(placeholder, api.mtmd_input_chunk_free)
+        self.embeddings = embeddings
+
     def token_positions(self, start: int) -> NDArray[np.int32]:
-        """Return the positions of the tokens, (1 or 4, tokens). start: the position of the first."""
+        """Return the positions of the tokens, (1 or 4, tokens). start: the position of the first.
+
+        Only of an encoded chunk.
+        """
         tokens = len(self.ids)
         line = np.arange(start, start + tokens, dtype=np.int32)
         if not self._mrope:
@@ -107,7 +129,8 @@ class Chunk:
         if self._layout.audio:
             return np.stack([line] * 4)
         api = media_library()
-        image = api.mtmd_input_chunk_get_tokens_image(self._layout.native.handle)
+        assert self._placeholder is not None, "the chunk was not encoded"
+        image = api.mtmd_input_chunk_get_tokens_image(self._placeholder.handle)
         places = (DecoderPosition * tokens)()
         api.mtmd_helper_image_get_decoder_pos(image, start, places)
         fields = np.frombuffer(bytes(places), np.int32).reshape(tokens, 4)
@@ -143,7 +166,6 @@ class _MtmdContext:
     """Reference that keeps the callback alive."""
     width: int
     """Numbers of a token's embedding."""
-    mrope: bool
     rate: int
     """Samples per second of recordings."""
     buffers: list[Buffer]
@@ -166,12 +188,13 @@ class MediaEncoder:
         self._use_gpu = False
         self.turns = ComputeTurns()
         self._model = 0
+        self._mrope = False
         self._weights_loaded = threading.Event()
         self._lock = threading.Lock()
         """Guards the load, and the caches."""
         self._context: _MtmdContext | None = None
         self._closed = False
-        self._layouts: OrderedDict[bytes, tuple[tuple[int, ...] | _Layout, ...]] = OrderedDict()
+        self._layouts: OrderedDict[bytes, _Layouts] = OrderedDict()
         self._prepared: OrderedDict[bytes, tuple[Native, ...]] = OrderedDict()
         self._chunks: WeakValueDictionary[tuple[bytes, int], Chunk] = WeakValueDictionary()
         """Chunks of all requests, so that two with the same picture encode it once."""
@@ -187,6 +210,7 @@ class MediaEncoder:
         threads: those of the encoder. use_gpu: whether it computes on the library's GPU.
         """
         self._model = model
+        self._mrope = uses_mrope(model)
         self._threads = threads
         self._use_gpu = use_gpu
         self._weights_loaded.set()
@@ -201,19 +225,22 @@ class MediaEncoder:
             compute_bytes=report.compute_bytes + compute_bytes,
         )
 
-    def pieces(self, kind: str, data: bytes, name: str) -> tuple[MediaPiece, ...]:
+    def pieces(
+        self, kind: str, data: bytes, name: str, salt: str, store: LayoutStore
+    ) -> tuple[MediaPiece, ...]:
         """See MediaModel.media_pieces."""
+        if kind not in self._projector.kinds:
+            kinds = " and ".join(self._projector.kinds)
+            raise UsageError(
+                f"{name or 'the attachment'} is of the kind {kind}; this model reads {kinds}"
+            )
         digest = hashlib.blake2b(digest_size=32)
-        for part in (self.identity.encode(), kind.encode(), data):
+        for part in (self.identity.encode(), salt.encode("utf-8", "replace"), kind.encode()):
             digest.update(len(part).to_bytes(8, "little") + part)
+        digest.update(data)
         source = _Attachment(kind, data, name, digest.digest())
-        context = self._loaded()
-        with self._lock:
-            layouts = self._layouts.get(source.digest)
-            if layouts is not None:
-                self._layouts.move_to_end(source.digest)
-        if layouts is None:
-            layouts = self._divide(context, source)
+        self._weights_loaded.wait()
+        layouts = self._known_layouts(source, store) or self._divide(source, store)
         pieces: list[MediaPiece] = []
         number = 0
         for layout in layouts:
@@ -223,7 +250,7 @@ class MediaEncoder:
             with self._lock:
                 chunk = self._chunks.get((source.digest, number))
                 if chunk is None:
-                    chunk = Chunk(layout, source, number, mrope=context.mrope)
+                    chunk = Chunk(layout, source, number, mrope=self._mrope)
                     self._chunks[source.digest, number] = chunk
             pieces.append(chunk)
             number += 1
@@ -282,19 +309,39 @@ class MediaEncoder:
             int(handle),
             callback,
             int(api.llama_model_n_embd_inp(self._model)),
-            bool(api.mtmd_decode_use_mrope(handle)),
             int(api.mtmd_get_audio_sample_rate(handle)),
             captured.buffers,
         )
 
-    def _divide(
-        self, context: _MtmdContext, source: _Attachment
-    ) -> tuple[tuple[int, ...] | _Layout, ...]:
+    def _known_layouts(self, source: _Attachment, store: LayoutStore) -> _Layouts | None:
+        """Return the parts of an attachment that was read before, also by an earlier process."""
+        with self._lock:
+            layouts = self._layouts.get(source.digest)
+            if layouts is not None:
+                self._layouts.move_to_end(source.digest)
+                return layouts
+        stored = store.read(source.digest)
+        if stored is None:
+            return None
+        try:
+            layouts = _STORED.decode(stored)
+        except msgspec.DecodeError:
+            return None
+        with self._lock:
+            self._remember(source, layouts)
+        return layouts
+
+    def _remember(self, source: _Attachment, layouts: _Layouts) -> None:
+        self._layouts[source.digest] = layouts
+        while len(self._layouts) > _LAYOUTS:
+            self._layouts.popitem(last=False)
+
+    def _divide(self, source: _Attachment, store: LayoutStore) -> _Layouts:
         """Decode an attachment, and divide it into text and chunks."""
+        context = self._loaded()
         natives, texts = self._tokenized(context, source)
         api = media_library()
         layouts: list[tuple[int, ...] | _Layout] = []
-        number = 0
         for native, text in zip(natives, texts, strict=True):
             if text is not None:
                 layouts.append(text)
@@ -304,36 +351,27 @@ class MediaEncoder:
             positions = int(api.mtmd_input_chunk_get_n_pos(native.handle))
             whole = bool(api.mtmd_decode_use_non_causal(context.handle, native.handle))
             audio = api.mtmd_input_chunk_get_type(native.handle) == AUDIO
-            divisible = not whole and (audio or not context.mrope)
-            placeholder = api.mtmd_input_chunk_get_placeholder(native.handle)
-            layouts.append(
-                _Layout(
-                    placeholder_ids(source.digest, tokens, divisible=divisible, index=number),
-                    positions,
-                    whole,
-                    audio,
-                    Native(placeholder, api.mtmd_input_chunk_free),
-                )
-            )
-            number += 1
+            divisible = not whole and (audio or not self._mrope)
+            layouts.append(_Layout(tokens, positions, whole, audio, divisible))
         result = tuple(layouts)
         with self._lock:
-            self._layouts[source.digest] = result
-            self._prepared[source.digest] = tuple(native for native in natives if native)
-            for cache, limit in ((self._layouts, _LAYOUTS), (self._prepared, _PREPARED)):
-                while len(cache) > limit:
-                    cache.popitem(last=False)
+            self._remember(source, result)
+            self._prepare(source, natives)
+        store.write(source.digest, msgspec.msgpack.encode(result))
         return result
+
+    def _prepare(self, source: _Attachment, natives: Sequence[Native | None]) -> tuple[Native, ...]:
+        """Keep the pixels of an attachment until its chunks are encoded. Return the chunks."""
+        prepared = tuple(native for native in natives if native)
+        self._prepared[source.digest] = prepared
+        while len(self._prepared) > _PREPARED:
+            self._prepared.popitem(last=False)
+        return prepared
 
     def _tokenized(
         self, context: _MtmdContext, source: _Attachment
     ) -> tuple[list[Native | None], list[tuple[int, ...] | None]]:
         """Decode an attachment. Return for each of its parts the native chunk, or the tokens of a text."""
-        if source.kind not in self._projector.kinds:
-            kinds = " and ".join(self._projector.kinds)
-            raise UsageError(
-                f"{source.name or 'the attachment'} is of the kind {source.kind}; this model reads {kinds}"
-            )
         api = media_library()
         bitmap, pixels = self._bitmap(context, source)
         chunks = api.mtmd_input_chunks_init()
@@ -344,7 +382,8 @@ class MediaEncoder:
             if status:
                 raise UsageError(
                     f"{source.name or 'the attachment'} cannot be prepared for this model: "
-                    f"{captured.reason('llama.cpp gives no reason')}"
+                    f"{captured.reason('llama.cpp gives no reason')}",
+                    hint="very long and narrow pictures are too much for some encoders; crop it",
                 )
             natives: list[Native | None] = []
             texts: list[tuple[int, ...] | None] = []
@@ -427,7 +466,7 @@ class MediaEncoder:
                 f"the encoder gave no usable numbers for {chunk.source.name or 'the attachment'}",
                 hint="The mmproj file may be damaged, or of another model.",
             )
-        chunk.embeddings = embeddings
+        chunk.encode(embeddings, native)
 
     def _native_chunk(self, context: _MtmdContext, chunk: Chunk) -> Native:
         """Return the chunk with its pixels, decoded again if they were dropped."""
@@ -436,11 +475,8 @@ class MediaEncoder:
             prepared = self._prepared.get(digest)
         if prepared is None:
             natives, _ = self._tokenized(context, chunk.source)
-            prepared = tuple(native for native in natives if native)
             with self._lock:
-                self._prepared[digest] = prepared
-                while len(self._prepared) > _PREPARED:
-                    self._prepared.popitem(last=False)
+                prepared = self._prepare(chunk.source, natives)
         return prepared[chunk.number]
 
     def _evaluated(self, _tensor: int, ask: bool, _user: Any) -> bool:  # noqa: ANN401 - a null pointer

@@ -14,7 +14,7 @@ from localchat.backend_api.interface import (
     Runner,
     Tokenizer,
 )
-from localchat.backend_api.media import MediaPiece
+from localchat.backend_api.media import LayoutStore, MediaPiece
 from localchat.backend_api.prompt_encoder import PromptEncoder
 from localchat.backend_api.sealed_text import PromptSplitter, Sealer, unused_seal
 from localchat.config.parameters import SAMPLERS
@@ -191,10 +191,12 @@ class GgufModel:
         )
         return load_runner(target, request, progress, notify, self._media)
 
-    def media_pieces(self, kind: str, data: bytes, name: str) -> tuple[MediaPiece, ...]:
+    def media_pieces(
+        self, kind: str, data: bytes, name: str, *, salt: str, layouts: LayoutStore
+    ) -> tuple[MediaPiece, ...]:
         """See MediaModel."""
         assert self._media is not None, "the model's information says that it reads no attachments"
-        return self._media.pieces(kind, data, name)
+        return self._media.pieces(kind, data, name, salt, layouts)
 
     def close(self) -> None:
         """Release the vocabulary. A loaded runner has its own. Idempotent."""

@@ -59,11 +59,30 @@ class MediaSpan(msgspec.Struct, frozen=True):
         return len(self.chunk.ids) < 2 or not self.chunk.ids[1] & 1
 
 
+class LayoutStore(Protocol):
+    """Stores how a model divides attachments into tokens.
+
+    A later process then need not decode them.
+    """
+
+    def read(self, digest: bytes) -> bytes | None:
+        """Return a stored layout. digest: 32 bytes."""
+        ...
+
+    def write(self, digest: bytes, layout: bytes) -> None:
+        """Store a layout in the background."""
+        ...
+
+
 class MediaModel(Protocol):
     """Additional method of an open model that reads attachments (ModelInfo.media)."""
 
-    def media_pieces(self, kind: str, data: bytes, name: str) -> Sequence[MediaPiece]:
+    def media_pieces(
+        self, kind: str, data: bytes, name: str, *, salt: str, layouts: LayoutStore
+    ) -> Sequence[MediaPiece]:
         """Return the tokens of an attachment. kind: `image` or `audio`. data: the encoded file.
+
+        salt: equal files with different salts share nothing. layouts: results of earlier processes.
 
         From any thread. May wait until the weights are loaded. Raises UsageError for data that cannot be
         decoded, LocalchatError if the encoder cannot be loaded.

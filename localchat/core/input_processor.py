@@ -29,6 +29,7 @@ from localchat.config.sampling import SamplingValues
 from localchat.config.settings import DEFAULT_SAMPLING
 from localchat.core.detokenizer import ChoiceOutput
 from localchat.core.fim import infill_tokens
+from localchat.core.media_layouts import MediaLayouts
 from localchat.core.request_timer import RequestTimer
 from localchat.core.sequence import RequestState, Sequence
 from localchat.core.stop_strings import StopPatterns
@@ -111,6 +112,8 @@ class InputProcessor:
         self._warned: set[str] = set()
         self._pieces: list[bytes] = []
         """Bytes of all tokens, once a request needs them."""
+        self.layouts = MediaLayouts()
+        """Layouts of attachments that earlier processes read."""
         self._breakers_by_texts: dict[tuple[str, ...], bytes] = {}
         self.sampling = {**DEFAULT_SAMPLING, **self._model_defaults(), **sampling}
         """Defaults by name, for values that a request does not set."""
@@ -406,7 +409,7 @@ class InputProcessor:
                         hint="leave out prompt_logprobs, or the pictures and recordings",
                         field="prompt_logprobs",
                     )
-                return rendered, *self._encode_rendered(rendered)
+                return rendered, *self._encode_rendered(rendered, request.salt, request.owner)
             case TextPrompt(text, special):
                 add_bos = tokenizer.add_bos
                 return None, self._encode(text, special=special, add_bos=add_bos), ()
@@ -424,8 +427,13 @@ class InputProcessor:
             return self._closed(rendered)
         return rendered
 
-    def _encode_rendered(self, rendered: Rendered) -> tuple[list[int], tuple[MediaSpan, ...]]:
-        """Tokenize a rendered conversation. Text of its messages never becomes a control token."""
+    def _encode_rendered(
+        self, rendered: Rendered, salt: str = "", owner: str = ""
+    ) -> tuple[list[int], tuple[MediaSpan, ...]]:
+        """Tokenize a rendered conversation. Text of its messages never becomes a control token.
+
+        `salt`, `owner`: see GenerateRequest.
+        """
         add_bos = rendered.add_bos and self._model.tokenizer.add_bos
         if not rendered.parts and not rendered.attachments:
             encode = self._model.tokenizer.encode
@@ -437,7 +445,7 @@ class InputProcessor:
             parts = rendered.parts[start : place.part]
             tokens += self._encoder.encode(parts, add_bos=add_bos and not start)
             start = place.part
-            for piece in self._media_pieces(place.attachment):
+            for piece in self._media_pieces(place.attachment, salt, owner):
                 if isinstance(piece, tuple):
                     tokens += piece
                 else:
@@ -446,7 +454,7 @@ class InputProcessor:
         tokens += self._encoder.encode(rendered.parts[start:], add_bos=add_bos and not start)
         return tokens, tuple(spans)
 
-    def _media_pieces(self, attachment: Attachment) -> Several[MediaPiece]:
+    def _media_pieces(self, attachment: Attachment, salt: str, owner: str) -> Several[MediaPiece]:
         """Return the tokens of an attachment. Raises UsageError if this model cannot read it."""
         kinds = self._model.info.media
         if attachment.kind not in kinds:
@@ -456,7 +464,13 @@ class InputProcessor:
                 field="messages",
             )
         model = cast(MediaModel, self._model)
-        return model.media_pieces(attachment.kind, attachment.data, attachment.name)
+        return model.media_pieces(
+            attachment.kind,
+            attachment.data,
+            attachment.name,
+            salt=salt,
+            layouts=self.layouts.of(owner),
+        )
 
     def _encode(self, text: str, *, special: bool, add_bos: bool) -> list[int]:
         self._check_length(text)

@@ -209,6 +209,11 @@ class EngineProcess:
         kv_cache = make_kv_cache_manager(
             runner.capabilities, _kv_description(opened), opened.plan.cache_ram_bytes
         )
+        disk_tier = self._disk_tier(runner, kv_cache)
+        namespace = None
+        if disk_tier is not None:
+            namespace = disk_tier.namespace
+        opened.input_processor.layouts.open(namespace)
         core = EngineCore(
             runner,
             opened.model.tokenizer,
@@ -218,7 +223,7 @@ class EngineProcess:
             speculation=self._spec.speculation,
             counters=self._counters,
             coalesce_s=COALESCE_S,
-            disk_tier=self._disk_tier(runner, kv_cache),
+            disk_tier=disk_tier,
         )
         sender.send(protocol.Entered("serve"))
         loaded = LoadedRunner(runner, core)

@@ -24,6 +24,7 @@ from localchat.kv_store.entry import (
     TokenIds32,
     keys_of,
     make_entry,
+    read_head,
     read_payload,
     read_unchecked,
     root_key,
@@ -284,6 +285,24 @@ class Namespace:
             with suppress(OSError):
                 os.utime(path, (now_s, now_s))
         return ReadBack(match.entries[: len(payloads)], tuple(payloads))
+
+    def read_exactly(self, salt: str, ids: TokenIds32, owner: str) -> memoryview | None:
+        """Return the payload of the entry with exactly these tokens.
+
+        The tokens start a text, and no other entry is looked at. Returns None for a missing or damaged one.
+        owner: see `put`.
+        """
+        parent = self.root(salt)
+        entry = make_entry(parent, 0, ids, 0)
+        path = self.folder / entry.name
+        try:
+            payload = read_payload(path, read_head(path))
+        except (OSError, EntryInvalid):
+            return None
+        self.touch([entry])
+        if owner:
+            self.own(owner, entry.key)
+        return payload
 
     def has(self, parent: bytes, key: bytes) -> bool:
         """Return whether an entry is stored or being written."""

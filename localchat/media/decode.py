@@ -3,12 +3,13 @@
 import io
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from localchat.errors import UsageError
-from localchat.media.binary_kind import binary_kind
+from localchat.media.binary_kind import binary_kind, is_svg
 from localchat.media.format import HEAD_BYTES, MediaFormat, MediaKind, media_format
 from localchat.media.limits import (
     MAX_AUDIO_RATE,
@@ -16,7 +17,10 @@ from localchat.media.limits import (
     MAX_CHANNELS,
     MAX_FILE_BYTES,
     MAX_PIXELS,
+    MAX_SAMPLES,
     MAX_SIDE_RATIO,
+    MIN_AUDIO_RATE,
+    MIN_AUDIO_S,
 )
 from localchat.units import size
 
@@ -27,9 +31,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PICTURES: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_PLUGINS: Final = ("Png", "Jpeg", "WebP", "Gif", "Bmp", "Tiff")
+"""Pillow's modules for them. If one is missing, Pillow imports all of its forty formats."""
 _RECORDINGS: Final = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "MPEG")
 _WAV_RATE: Final = 16_000
 _BLOCK_FRAMES: Final = 1 << 16
+_BLOCK_OUTPUTS: Final = 1 << 14
+"""Samples that are resampled at once. Each needs a copy of its window, of up to 1.5 kB."""
+_BLOCK_PHASES: Final = 256
 _FILTER_ZEROS: Final = 16
 """Zero crossings of the resampling filter on each side."""
 _FILTER_BETA: Final = 8.6
@@ -64,6 +73,15 @@ class MediaInfo(NamedTuple):
             return f"{self.width}x{self.height}"
         minutes, seconds = divmod(round(self.seconds), 60)
         return f"{minutes}:{seconds:02}"
+
+
+def load_decoders(kinds: Collection[str]) -> None:
+    """Import what the first attachment of these kinds would import."""
+    if "image" in kinds:
+        for plugin in _PLUGINS:
+            import_module(f"PIL.{plugin}ImagePlugin")
+    if "audio" in kinds:
+        import_module("soundfile")
 
 
 def media_info(data: bytes, name: str = "") -> MediaInfo:
@@ -109,7 +127,8 @@ def decode_image(data: bytes, name: str = "") -> Image:
         from PIL import ImageOps
 
         opened.load()
-        picture = _rgb(ImageOps.exif_transpose(opened), name)
+        ImageOps.exif_transpose(opened, in_place=True)
+        picture = _rgb(opened, name)
         return Image(picture.width, picture.height, picture.tobytes())
 
 
@@ -125,14 +144,17 @@ def decode_audio(data: bytes, rate: int, name: str = "") -> "NDArray[np.float32]
         while len(block := recording.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
             # The header of a stream may understate its length.
             frames += len(block)
-            _check_seconds(frames / recording.samplerate, name)
+            _check_length(recording, frames, name)
             blocks.append(resampler.resample(block.mean(axis=1)))
         blocks.append(resampler.finish())
         samples = np.concatenate(blocks)
-    if not len(samples):
-        raise UsageError(f"{name or 'the recording'} has no sound")
+    if len(samples) < MIN_AUDIO_S * rate:
+        raise UsageError(
+            f"{name or 'the recording'} lasts less than {MIN_AUDIO_S} seconds",
+            hint="send a longer recording",
+        )
     # A float file may contain anything.
-    return np.clip(np.nan_to_num(samples, copy=False), -1.0, 1.0)
+    return np.clip(np.nan_to_num(samples, copy=False), -1.0, 1.0, out=samples)
 
 
 def as_png(data: bytes, name: str = "") -> bytes:
@@ -155,10 +177,7 @@ def as_wav(data: bytes, name: str = "") -> bytes:
 
 
 def _kind_name(data: bytes, name: str) -> str:
-    start = data[:1024].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if start.startswith(b"<svg") or (
-        start.startswith((b"<?xml", b"<!doctype svg")) and b"<svg" in start
-    ):
+    if is_svg(data):
         return "an SVG drawing"
     if data[4:8] == b"ftyp" and data[8:11] == b"M4A":
         return "an M4A recording"
@@ -180,6 +199,9 @@ def _open_picture(data: bytes, name: str) -> "Iterator[PIL.Image.Image]":
     """Open a picture and check its size. Errors of Pillow become UsageErrors."""
     import PIL.Image
 
+    load_decoders(("image",))
+    # Damage that does not matter, such as in EXIF data, would be printed on the screen.
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     # Pillow checks for bombs while it opens a file, and warns below twice its limit.
     warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
     shown = name or "the picture"
@@ -217,25 +239,28 @@ def _rgb(picture: "PIL.Image.Image", name: str) -> "PIL.Image.Image":
     if picture.mode.startswith(("I", "F")):
         picture = _eight_bit(picture, name)
     if picture.has_transparency_data:
-        picture = picture.convert("RGBA")
+        if picture.mode != "RGBA":
+            picture = picture.convert("RGBA")
         white = PIL.Image.new("RGB", picture.size, "white")
         white.paste(picture, mask=picture.getchannel("A"))
         return white
+    if picture.mode == "RGB":
+        return picture
     return picture.convert("RGB")
 
 
 def _eight_bit(picture: "PIL.Image.Image", name: str) -> "PIL.Image.Image":
     """Scale 16-bit gray values to 8 bits."""
     import numpy as np
+    import PIL.Image
 
-    wide = picture.convert("I")
-    values = np.asarray(wide)
+    values = np.asarray(picture)
     if picture.mode == "F" or values.min() < 0 or values.max() > 0xFFFF:
         raise UsageError(
             f"{name or 'the picture'} has pixels of 32 bits",
             hint="save it with 8 or 16 bits a pixel",
         )
-    return wide.point([value >> 8 for value in range(1 << 16)], "L")
+    return PIL.Image.fromarray((values >> 8).astype(np.uint8))
 
 
 @contextmanager
@@ -250,12 +275,16 @@ def _open_recording(data: bytes, name: str) -> "Iterator[soundfile.SoundFile]":
                 raise UsageError(
                     f"{shown} is a {recording.format} recording", hint=_hint(data, "audio")
                 )
-            if recording.channels > MAX_CHANNELS or recording.samplerate > MAX_AUDIO_RATE:
+            if (
+                recording.channels > MAX_CHANNELS
+                or not MIN_AUDIO_RATE <= recording.samplerate <= MAX_AUDIO_RATE
+            ):
                 raise UsageError(
                     f"{shown} has {recording.channels} channels of {recording.samplerate:,} Hz",
-                    hint=f"up to {MAX_CHANNELS} channels of {MAX_AUDIO_RATE:,} Hz can be read",
+                    hint=f"up to {MAX_CHANNELS} channels of {MIN_AUDIO_RATE:,} to {MAX_AUDIO_RATE:,} Hz "
+                    "can be read",
                 )
-            _check_seconds(recording.frames / recording.samplerate, name)
+            _check_length(recording, recording.frames, name)
             yield recording
     except UsageError:
         raise
@@ -265,11 +294,16 @@ def _open_recording(data: bytes, name: str) -> "Iterator[soundfile.SoundFile]":
         ) from problem
 
 
-def _check_seconds(seconds: float, name: str) -> None:
-    if seconds > MAX_AUDIO_S:
+def _check_length(recording: "soundfile.SoundFile", frames: int, name: str) -> None:
+    shown = name or "the recording"
+    if frames > MAX_AUDIO_S * recording.samplerate:
         raise UsageError(
-            f"{name or 'the recording'} lasts longer than {MAX_AUDIO_S // 60} minutes",
-            hint="cut it into parts",
+            f"{shown} lasts longer than {MAX_AUDIO_S // 60} minutes", hint="cut it into parts"
+        )
+    if frames * recording.channels > MAX_SAMPLES:
+        raise UsageError(
+            f"{shown} has more than {MAX_SAMPLES // 1_000_000} million samples",
+            hint="cut it into parts, or save it with fewer channels or at a lower rate",
         )
 
 
@@ -289,13 +323,14 @@ class _Resampler:
         half = math.ceil(_FILTER_ZEROS / cutoff)
         self._half = half
         # Row p holds the taps of outputs whose time has the fraction p / up.
-        phases = np.arange(self._up)[:, None] / self._up
-        times = np.arange(-half + 1, half + 1)[None, :] - phases
-        window = np.i0(_FILTER_BETA * np.sqrt(np.clip(1 - (times / half) ** 2, 0, None)))
-        taps = np.sinc(times * cutoff * _PASSBAND) * window
-        self._taps: NDArray[np.float32] = (taps / taps.sum(axis=1, keepdims=True)).astype(
-            np.float32
-        )
+        self._taps: NDArray[np.float32] = np.empty((self._up, 2 * half), np.float32)
+        steps = np.arange(-half + 1, half + 1)[None, :]
+        for start in range(0, self._up, _BLOCK_PHASES):
+            rows = self._taps[start : start + _BLOCK_PHASES]
+            times = steps - np.arange(start, start + len(rows))[:, None] / self._up
+            window = np.i0(_FILTER_BETA * np.sqrt(np.clip(1 - (times / half) ** 2, 0, None)))
+            taps = np.sinc(times * cutoff * _PASSBAND) * window
+            rows[:] = taps / taps.sum(axis=1, keepdims=True)
         # The first window is centered on the first sample.
         self._buffer: NDArray[np.float32] = np.zeros(half - 1, np.float32)
         self._start = 1 - half
@@ -333,9 +368,11 @@ class _Resampler:
         if not len(positions):
             return np.zeros(0, np.float32)
         windows = np.lib.stride_tricks.sliding_window_view(self._buffer, 2 * self._half)
-        outputs: NDArray[np.float32] = np.einsum(
-            "nk,nk->n", windows[first], self._taps[positions % self._up]
-        )
+        outputs: NDArray[np.float32] = np.empty(len(positions), np.float32)
+        for start in range(0, len(positions), _BLOCK_OUTPUTS):
+            piece = slice(start, start + _BLOCK_OUTPUTS)
+            taps = self._taps[positions[piece] % self._up]
+            np.einsum("nk,nk->n", windows[first[piece]], taps, out=outputs[piece])
         self._output = stop
         used = stop * self._down // self._up - self._half + 1 - self._start
         self._buffer = self._buffer[used:]

@@ -9,11 +9,16 @@ MAX_FILE_BYTES: Final = 32_000_000
 MAX_TOTAL_BYTES: Final = 96_000_000
 """All encoded files of a request together."""
 MAX_PIXELS: Final = 50_000_000
-"""Pixels of a picture, which needs up to 11 bytes each while it is decoded. Phones take 48 million."""
+"""Pixels of a picture, which needs up to 12 bytes each while it is decoded. Phones take 48 million."""
 MAX_SIDE_RATIO: Final = 200
 """Ratio of the longer to the shorter side. Image encoders reject more."""
+MIN_AUDIO_S: Final = 0.1
+"""llama.cpp aborts on a single sample, and reads past the end of less than a window."""
 MAX_AUDIO_S: Final = 1800
 """Seconds of a recording. At 16 kHz, half an hour has 115 MB."""
 MAX_CHANNELS: Final = 8
+MIN_AUDIO_RATE: Final = 1_000
 MAX_AUDIO_RATE: Final = 192_000
-"""Samples per second of a recording, per channel."""
+"""Samples per second of a recording, per channel. A rate of 1 would give 16,000 samples for each byte."""
+MAX_SAMPLES: Final = 180_000_000
+"""Samples of all channels of a recording: half an hour of stereo at 48 kHz. Silence takes few bytes."""

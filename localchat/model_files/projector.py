@@ -30,6 +30,8 @@ _PREFERRED: Final = ("F16", "Q8_0", "BF16", "F32")
 _OLLAMA_LAYER: Final = "application/vnd.ollama.image.projector"
 _MAX_FILES: Final = 2000
 _MAX_MANIFEST_BYTES: Final = 1 << 20
+_QWEN_TOKENS: Final = 4096
+"""Longest picture of Qwen's encoders in llama.cpp."""
 _GEMMA4_TOKENS: Final = 1120
 """Longest picture of Gemma 4 in llama.cpp."""
 
@@ -69,15 +71,14 @@ class Projector:
         return 0
 
     @property
-    def patches(self) -> int:
-        """Patches of the picture for which llama.cpp reserves memory at the load. 0 without pictures."""
-        size = self.number("vision", "image_size")
-        patch = max(1, self.number("vision", "patch_size"))
-        merge = self.number("vision", "spatial_merge_size") or 2
+    def max_patches(self) -> int:
+        """Patches of the largest picture that is encoded at once. 0 without pictures."""
         if self.type_of("vision").startswith("qwen"):
-            # The size of the warm-up in clip.cpp. Pictures have up to twice as many.
-            return 46 * 46 * merge * merge
-        return (size // patch) ** 2
+            # A photo of a phone has that many. llama.cpp reserves half of it at the load.
+            merge = self.number("vision", "spatial_merge_size") or 2
+            return _QWEN_TOKENS * merge * merge
+        patch = max(1, self.number("vision", "patch_size"))
+        return int((self.number("vision", "image_size") // patch) ** 2)
 
     def type_of(self, encoder: str) -> str:
         """Return llama.cpp's name of an encoder's type. encoder: `vision` or `audio`."""

@@ -134,7 +134,12 @@ def startup_task(
         for problem in problems:
             notify(problem)
         service.engines.models()  # starts the refresh, so that the first client gets a complete list
-        async with await service.engines.lease("", user=_OWNER):
+        async with await service.engines.lease("", user=_OWNER) as own:
+            if own.info.media:
+                from localchat.media.decode import load_decoders
+
+                # The weights are being read meanwhile.
+                await asyncio.to_thread(load_decoders, own.info.media)
             # This lease prevents a short keep-alive from unloading the model before it is ready.
             while not await _is_loaded(service.engines):
                 await asyncio.sleep(_POLL_S)

@@ -11,6 +11,8 @@ from localchat.chat.conversation import Question
 from localchat.config.paths import expand_home
 from localchat.engine.attachments import join_parts, read_media
 from localchat.engine.request import Attachment
+from localchat.media.binary_kind import unreadable_medium
+from localchat.media.decode import check_format
 from localchat.media.format import HEAD_BYTES, media_format
 
 _WORD: Final = re.compile(r"""(?<!\S)(@?)("[^"\n]+"|'[^'\n]+'|(?:\\.|[^\s"'\\])+)(?!\S)""")
@@ -23,7 +25,8 @@ def with_named_media(text: str, names: Iterable[str] = ()) -> Question:
     """Replace names of pictures and recordings by the files. Raises UsageError for an unusable file.
 
     A name counts after `@`, as a path with a slash, or if it is one of `names`. It must be an existing file
-    whose content is a picture or a recording. Other words stay.
+    whose content is a picture or a recording. Other words stay, but not the `@name` of a picture in a format
+    that cannot be read.
     """
     parts: list[str | Attachment] = []
     allowed = {name for name in names if media_path(name) is not None}
@@ -41,6 +44,8 @@ def with_named_media(text: str, names: Iterable[str] = ()) -> Question:
         if path is not None:
             parts += [text[end : match.start()], read_media(path)]
             end = match.end()
+        elif sign:
+            _check_readable(name)
     if not parts:
         return Question(text)
     content = join_parts([*parts, text[end:]], "")
@@ -81,17 +86,28 @@ def media_path(name: str) -> Path | None:
     """Return the path of a name if its content is a picture or a recording. Never raises."""
     if name.startswith("file:"):
         name = unquote(urlsplit(name).path)
+    if media_format(_head(name)) is None:
+        return None
+    return expand_home(name)
+
+
+def _head(name: str) -> bytes:
+    """Return the start of a file, or nothing if it cannot be read."""
     try:
         path = expand_home(name)
         if not path.is_file():
-            return None
+            return b""
         with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
+            return file.read(HEAD_BYTES)
     except (OSError, ValueError):
-        return None
-    if media_format(head) is None:
-        return None
-    return path
+        return b""
+
+
+def _check_readable(name: str) -> None:
+    """Raise UsageError for a picture or recording whose format cannot be read."""
+    head = _head(name)
+    if unreadable_medium(name, head):
+        check_format(head, Path(name).name)
 
 
 def _unquoted(name: str) -> str:

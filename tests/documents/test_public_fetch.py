@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx2
 import pytest
 
 from localchat.documents import public_fetch
@@ -142,6 +143,26 @@ def test_one_private_address_among_public_ones_is_refused(monkeypatch: pytest.Mo
 )
 def test_public_addresses(address: str, public: bool) -> None:
     assert is_public(ipaddress.ip_address(address)) is public
+
+
+def test_a_name_that_becomes_private_after_the_check_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = iter(["203.0.113.1", "127.0.0.1"])
+    names: list[str] = []
+
+    def resolve(host: str, *_: Any, **__: Any) -> Any:
+        names.append(host)
+        return [(0, 0, 0, "", (next(answers), 80))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(public_fetch, "is_public", lambda address: True)
+    client = httpx2.Client(transport=httpx2.HTTPTransport(retries=0), trust_env=False)
+    request = public_fetch._pinned_request(
+        client, httpx2.URL("http://rebinding.test/a.png"), "it", time.monotonic() + 30
+    )
+    assert names == ["rebinding.test"]
+    assert (request.url.host, request.headers["host"]) == ("203.0.113.1", "rebinding.test")
 
 
 def test_a_name_without_an_address_is_a_sentence() -> None:

@@ -51,6 +51,25 @@ def test_what_was_kept_is_found_by_another_program(store: KVStore) -> None:
     assert found(again, "Another beginning") == 0
 
 
+def test_one_entry_is_read_by_its_tokens_alone(store: KVStore) -> None:
+    namespace = store.namespace("model", "m")
+    root = namespace.root("salt")
+    ids = ids_of("digest")
+    key = namespace.put(root, 0, ids, [memoryview(b"layout")], owner="first")
+    assert store.writer.drain(60)
+
+    again = KVStore(store.folder, 1 << 30)
+    reader = again.namespace("model", "m")
+    assert reader.read_exactly("salt", ids, "second") == memoryview(b"layout")
+    assert reader.read_exactly("other salt", ids, "second") is None
+    assert reader.read_exactly("salt", ids[:3], "second") is None
+    assert again.writer.drain(60)
+    assert again.forget("first") == 0
+    path = next(file.path for file in again.files() if file.key == key)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert reader.read_exactly("salt", ids, "second") is None
+
+
 def test_a_shared_beginning_is_one_file(store: KVStore) -> None:
     namespace = store.namespace("model", "m")
     keep(namespace, "A" * 32 + "one")

@@ -2,6 +2,7 @@
 
 import re
 import tracemalloc
+import warnings
 
 import numpy as np
 import PIL.Image
@@ -156,7 +157,46 @@ def test_a_tone_above_the_new_bandwidth_does_not_alias() -> None:
 
 def test_a_recording_may_not_be_too_long() -> None:
     with pytest.raises(UsageError, match="longer than 30 minutes"):
-        decode_audio(wav(1801, 100, "FLAC"), 16_000, "long.flac")
+        decode_audio(wav(1801, 1000, "FLAC"), 16_000, "long.flac")
+
+
+@pytest.mark.parametrize("seconds", [0, 0.0001, 0.099])
+def test_a_recording_shorter_than_a_window_is_refused(seconds: float) -> None:
+    with pytest.raises(UsageError, match=r"it lasts less than 0\.1 seconds"):
+        decode_audio(wav(seconds), 16_000, "it")
+    assert len(decode_audio(wav(0.1, 44_100), 16_000)) == 1600
+
+
+def test_samples_of_all_channels_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localchat.media.decode.MAX_SAMPLES", 1_000_000)
+    assert len(decode_audio(wav(60, channels=1), 16_000)) == 960_000
+    with pytest.raises(UsageError, match="more than 1 million samples"):
+        decode_audio(wav(60, channels=2), 16_000, "it")
+
+
+@pytest.mark.parametrize("rate", [44_101, 191_999])
+def test_a_rate_without_a_common_divisor_needs_little_memory(rate: int) -> None:
+    data = wav(0.5, rate)
+    tracemalloc.start()
+    try:
+        samples = decode_audio(data, 16_000)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert abs(len(samples) - 8_000) <= 1
+    assert np.abs(samples[2_000:6_000]).max() == pytest.approx(0.5, abs=0.01)
+    assert peak_bytes < 100_000_000
+
+
+def test_damage_in_exif_data_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + b"\xff" * 400
+    segment = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
+    data = encoded(PIL.Image.new("RGB", (6, 4)), "JPEG")
+    data = data[:2] + segment + data[2:]
+    with warnings.catch_warnings(record=True) as caught:
+        assert decode_image(data).width == 6
+    assert not caught
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_picture_is_no_recording() -> None:

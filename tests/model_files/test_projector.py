@@ -7,7 +7,12 @@ import pytest
 
 from localchat.errors import ModelInvalid
 from localchat.model_files.open_gguf import read_header
-from localchat.model_files.projector import find_projector, projector_files, projector_names
+from localchat.model_files.projector import (
+    find_projector,
+    projector_files,
+    projector_names,
+    read_projector,
+)
 from tests.support.tiny_media import write_media_model
 
 
@@ -81,3 +86,11 @@ def test_projector_of_another_width_is_passed_over_or_refused(tmp_path: Path) ->
     with pytest.raises(ModelInvalid, match="belongs to another model"):
         find_projector(header, str(tiny.projector))
     assert find_projector(header, "none") is None
+
+
+def test_the_largest_picture_counts_where_pictures_differ(tmp_path: Path) -> None:
+    patches = {}
+    for family in ("smolvlm", "qwen2vl"):
+        tiny = write_media_model(tmp_path / family, family)
+        patches[family] = read_projector(tiny.projector).max_patches
+    assert patches == {"smolvlm": 64, "qwen2vl": 16_384}

@@ -2,7 +2,8 @@
 
 import base64
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -126,6 +127,21 @@ def test_media_reach_the_engine(
 ) -> None:
     assert ask(stage, path, body).status == 200
     assert stage.prompt.messages == (expected,)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda text: text.rstrip("="), id="without-padding"),
+        pytest.param(lambda text: text.replace("+", "-").replace("/", "_"), id="url-safe"),
+        pytest.param(lambda text: "\r\n".join(textwrap.wrap(text, 76)), id="in-lines"),
+        pytest.param(lambda text: f" {text}\n\t", id="with-spaces-around"),
+    ],
+)
+def test_every_usual_form_of_base64_is_read(stage: Stage, write: Callable[[str], str]) -> None:
+    url = f"data:image/png;base64,{write(b64(PICTURE))}"
+    assert ask(stage, CHAT, openai({"type": "image_url", "image_url": {"url": url}})).status == 200
+    assert stage.prompt.messages[0].attachments == (image(),)
 
 
 def test_a_picture_in_a_tool_result_stays_there(stage: Stage) -> None:

@@ -40,6 +40,14 @@ def png_header(width: int, height: int, data: bytes = b"") -> bytes:
     return b"".join(parts)
 
 
+def _with_chunk(kind: bytes, body: bytes) -> bytes:
+    """Return a PNG with one more chunk after its header."""
+    checksum = struct.pack(">I", zlib.crc32(kind + body))
+    chunk = struct.pack(">I", len(body)) + kind + body + checksum
+    data = png()
+    return data[:33] + chunk + data[33:]
+
+
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is empty"),
     "text": (b"just some text", "is a binary file"),
@@ -56,8 +64,25 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "heic": (b"\0\0\0\x18ftypheic" + bytes(40), "is a HEIC or AVIF image"),
     "m4a": (b"\0\0\0\x18ftypM4A " + bytes(40), "is an M4A recording"),
     "video": (b"\x1aE\xdf\xa3" + bytes(40), "is a video"),
-    "pdf as png": (b"%PDF-1.7" + bytes(40), "is a binary file"),
+    "pdf as png": (b"%PDF-1.7" + bytes(40), "is a PDF file"),
     "flac without frames": (b"fLaC" + bytes(40), "is damaged or incomplete"),
+    "hevc": (b"\0\0\0\x18ftyphevc" + bytes(40), "is a HEIC or AVIF image"),
+    "avif": (b"\0\0\0\x1cftypavif" + bytes(40), "is a HEIC or AVIF image"),
+    "jpeg xl": (b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(40), "is a JPEG XL image"),
+    "jpeg 2000": (b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(40), "is a JPEG 2000 image"),
+    "icon": (encoded(PIL.Image.new("RGBA", (16, 16)), "ICO"), "is an icon"),
+    "metadata of 40 MB": (
+        _with_chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(40_000_000))),
+        "is damaged or incomplete",
+    ),
+    "animation larger than its frames": (
+        b"GIF89a\xff\xff\xff\xff\x80\0\0" + bytes(6) + b",\0\0\0\0\1\0\1\0\0\2\2D\1\0;",
+        "too many pixels",
+    ),
+    "truncated webp": (encoded(PIL.Image.new("RGB", (99, 99)), "WEBP")[:-20], "is damaged"),
+    "aiff": (b"FORM\0\0\0\x20AIFF" + bytes(40), "is an AIFF recording"),
+    "wav of 1 hertz": (wav(1000, 1), "channels of 1 Hz"),
+    "wav of 16 channels": (wav(0.1, channels=16), "has 16 channels"),
     "wav without samples": (b"RIFF\x24\0\0\0WAVEfmt ", "is damaged or incomplete"),
 }
 """Files that must be refused, and a pattern of the sentence."""

@@ -1,8 +1,8 @@
-"""Tiny models with random weights that see pictures or hear sound: a language model and its projector (mmproj).
+"""Models with random weights that see pictures or hear sound: a language model and its projector (mmproj).
 
-Each file takes well under a megabyte, and llama.cpp runs it like the real one. The families cover what
+Each tiny file takes well under a megabyte, and llama.cpp runs it like the real one. The families cover what
 differs: pictures in several tiles (`smolvlm`), positions of several dimensions (`qwen2vl`), tokens that attend
-to each other (`gemma3`), and sound (`ultravox`).
+to each other (`gemma3`), and sound (`ultravox`). `SMALL` has the size of a small real model, for measurements.
 """
 
 from collections.abc import Mapping
@@ -28,13 +28,40 @@ from tests.support.gguf_files import (
 
 _UINT32: Final = 4
 _ARRAY_INT32: Final = 5
-_VISION: Final = 48
-"""Width of an encoder."""
 _AUDIO_POSITIONS: Final = 1500
 _MARKERS: Final = (
     *("<fake_token_around_image>", "<global-img>", "<row_1_col_1>", "<row_1_col_2>"),
     *("<start_of_image>", "<end_of_image>", "<|vision_start|>", "<|vision_end|>"),
 )
+
+
+class EncoderSize(NamedTuple):
+    """Dimensions of a projector's encoder."""
+
+    width: int = 48
+    layers: int = 2
+    heads: int = 3
+    image: int = 64
+    """Pixels of the side of a tile."""
+    patch: int = 8
+    """Pixels of the side of a patch."""
+
+
+class MediaSize(NamedTuple):
+    """Dimensions of a model and its projector."""
+
+    text: Size
+    encoder: EncoderSize
+
+
+TINY: Final = MediaSize(
+    Size(layers=2, width=64, context=2048, vocab=384, feed_forward=128), EncoderSize()
+)
+SMALL: Final = MediaSize(
+    Size(layers=18, width=1024, heads=16, kv_heads=4, context=8192, vocab=384, feed_forward=2816),
+    EncoderSize(width=768, layers=12, heads=12, image=256, patch=16),
+)
+"""200 million parameters, and 85 million in the encoder. A step on a CPU takes far longer than its overhead."""
 
 
 class TinyMedia(NamedTuple):
@@ -45,12 +72,10 @@ class TinyMedia(NamedTuple):
 
 
 def write_media_model(
-    folder: Path, family: str, *, seed: int = 1, context: int = 2048
+    folder: Path, family: str, *, seed: int = 1, size: MediaSize = TINY
 ) -> TinyMedia:
     """Write a model and its projector. family: `smolvlm`, `qwen2vl`, `gemma3` or `ultravox`."""
-    text, projector = FAMILIES[family](
-        Size(layers=2, width=64, context=context, vocab=384, feed_forward=128)
-    )
+    text, projector = FAMILIES[family](size)
     folder.mkdir(parents=True, exist_ok=True)
     model = with_markers(_untied(text)).write(folder / f"tiny-{family}-F16.gguf", seed, _drawn)
     encoder = projector.write(folder / f"mmproj-tiny-{family}-F16.gguf", seed + 1, _drawn)
@@ -100,14 +125,14 @@ def _drawn(tensor: Tensor, draw: np.random.Generator) -> bytes:
     return values.astype(np.float16 if tensor.code == F16 else np.float32).tobytes()
 
 
-def _encoder(prefix: str, layers: int, *, key_bias: bool = True) -> list[Tensor]:
+def _encoder(prefix: str, size: EncoderSize, *, key_bias: bool = True) -> list[Tensor]:
     """Return the transformer of an encoder. prefix: `v` or `a`."""
-    width = _VISION
+    width = size.width
     tensors = [
         Tensor(f"{prefix}.post_ln.weight", (width,)),
         Tensor(f"{prefix}.post_ln.bias", (width,)),
     ]
-    for number in range(layers):
+    for number in range(size.layers):
         begin = f"{prefix}.blk.{number}."
         for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
             tensors.append(Tensor(f"{begin}{name}.weight", (width, width), F16))
@@ -126,15 +151,15 @@ def _encoder(prefix: str, layers: int, *, key_bias: bool = True) -> list[Tensor]
     return tensors
 
 
-def _clip(encoder: str, kind: str, size: Size, extra: Mapping[str, Value]) -> dict[str, Value]:
+def _clip(encoder: str, kind: str, size: MediaSize, extra: Mapping[str, Value]) -> dict[str, Value]:
     """Return the metadata of a projector. encoder: `vision` or `audio`."""
     begin = f"clip.{encoder}."
     numbers = {
-        "embedding_length": _VISION,
-        "feed_forward_length": 2 * _VISION,
-        "block_count": 2,
-        "attention.head_count": 3,
-        "projection_dim": size.width,
+        "embedding_length": size.encoder.width,
+        "feed_forward_length": 2 * size.encoder.width,
+        "block_count": size.encoder.layers,
+        "attention.head_count": size.encoder.heads,
+        "projection_dim": size.text.width,
     }
     return {
         "general.architecture": "clip",
@@ -149,90 +174,99 @@ def _clip(encoder: str, kind: str, size: Size, extra: Mapping[str, Value]) -> di
     }
 
 
-def _pixels(image: int, patch: int) -> dict[str, Value]:
+def _pixels(size: EncoderSize) -> dict[str, Value]:
     return {
-        "image_size": Typed(_UINT32, image),
-        "patch_size": Typed(_UINT32, patch),
+        "image_size": Typed(_UINT32, size.image),
+        "patch_size": Typed(_UINT32, size.patch),
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
 
 
-def _patches(image: int, patch: int) -> list[Tensor]:
-    count = (image // patch) ** 2
+def _patches(size: EncoderSize) -> list[Tensor]:
+    count = (size.image // size.patch) ** 2
     return [
-        Tensor("v.patch_embd.weight", (patch, patch, 3, _VISION), F16),
-        Tensor("v.patch_embd.bias", (_VISION,)),
-        Tensor("v.position_embd.weight", (_VISION, count), F32),
+        Tensor("v.patch_embd.weight", (size.patch, size.patch, 3, size.width), F16),
+        Tensor("v.patch_embd.bias", (size.width,)),
+        Tensor("v.position_embd.weight", (size.width, count), F32),
     ]
 
 
-def _smolvlm(size: Size) -> tuple[Gguf, Gguf]:
-    extra = _pixels(64, 8) | {
+def _smolvlm(size: MediaSize) -> tuple[Gguf, Gguf]:
+    encoder = size.encoder
+    extra = _pixels(encoder) | {
         "projector.scale_factor": Typed(_UINT32, 2),
-        "preproc_image_size": Typed(_UINT32, 128),
+        "preproc_image_size": Typed(_UINT32, 2 * encoder.image),
     }
     tensors = [
-        *_patches(64, 8),
-        *_encoder("v", 2),
-        Tensor("mm.model.fc.weight", (4 * _VISION, size.width), F16),
+        *_patches(encoder),
+        *_encoder("v", encoder),
+        Tensor("mm.model.fc.weight", (4 * encoder.width, size.text.width), F16),
     ]
-    return llama(size), Gguf(_clip("vision", "idefics3", size, extra), tensors)
+    return llama(size.text), Gguf(_clip("vision", "idefics3", size, extra), tensors)
 
 
-def _qwen2vl(size: Size) -> tuple[Gguf, Gguf]:
-    text = qwen2(size)
+def _qwen2vl(size: MediaSize) -> tuple[Gguf, Gguf]:
+    text = qwen2(size.text)
     metadata = {
         key.replace("qwen2.", "qwen2vl."): value
         for key, value in text.metadata.items()
         if key != "general.architecture"
     }
+    head = size.text.head
     metadata |= {
         "general.architecture": "qwen2vl",
-        "qwen2vl.rope.dimension_sections": [2, 3, 3, 0],
+        "qwen2vl.rope.dimension_sections": [head // 8, head * 3 // 16, head * 3 // 16, 0],
     }
+    encoder = size.encoder
+    width = encoder.width
+    patch = (encoder.patch, encoder.patch, 3, width)
     tensors = [
-        *(Tensor(f"v.patch_embd.weight{end}", (8, 8, 3, _VISION), F16) for end in ("", ".1")),
-        *_encoder("v", 2),
-        Tensor("mm.0.weight", (4 * _VISION, 4 * _VISION), F16),
-        Tensor("mm.0.bias", (4 * _VISION,)),
-        Tensor("mm.2.weight", (4 * _VISION, size.width), F16),
-        Tensor("mm.2.bias", (size.width,)),
+        *(Tensor(f"v.patch_embd.weight{end}", patch, F16) for end in ("", ".1")),
+        *_encoder("v", encoder),
+        Tensor("mm.0.weight", (4 * width, 4 * width), F16),
+        Tensor("mm.0.bias", (4 * width,)),
+        Tensor("mm.2.weight", (4 * width, size.text.width), F16),
+        Tensor("mm.2.bias", (size.text.width,)),
     ]
-    clip = _clip("vision", "qwen2vl_merger", size, _pixels(64, 8))
+    clip = _clip("vision", "qwen2vl_merger", size, _pixels(encoder))
     return replace(text, metadata=metadata), Gguf(clip, tensors)
 
 
-def _gemma3(size: Size) -> tuple[Gguf, Gguf]:
+def _gemma3(size: MediaSize) -> tuple[Gguf, Gguf]:
+    encoder = size.encoder
     tensors = [
-        *_patches(64, 8),
-        *_encoder("v", 2),
-        Tensor("mm.input_projection.weight", (size.width, _VISION), F16),
-        Tensor("mm.soft_emb_norm.weight", (_VISION,)),
+        *_patches(encoder),
+        *_encoder("v", encoder),
+        Tensor("mm.input_projection.weight", (size.text.width, encoder.width), F16),
+        Tensor("mm.soft_emb_norm.weight", (encoder.width,)),
     ]
-    extra = _pixels(64, 8) | {"projector.scale_factor": Typed(_UINT32, 2)}
-    return gemma3(replace(size, layers=6)), Gguf(_clip("vision", "gemma3", size, extra), tensors)
+    extra = _pixels(encoder) | {"projector.scale_factor": Typed(_UINT32, 2)}
+    text = gemma3(replace(size.text, layers=max(6, size.text.layers)))
+    return text, Gguf(_clip("vision", "gemma3", size, extra), tensors)
 
 
-def _ultravox(size: Size) -> tuple[Gguf, Gguf]:
+def _ultravox(size: MediaSize) -> tuple[Gguf, Gguf]:
     stack = 4
+    width = size.encoder.width
+    text_width = size.text.width
     tensors = [
-        *_encoder("a", 2, key_bias=False),
-        Tensor("a.position_embd.weight", (_VISION, _AUDIO_POSITIONS), F32),
-        Tensor("a.conv1d.1.weight", (3, 80, _VISION), F16),
-        Tensor("a.conv1d.1.bias", (1, _VISION)),
-        Tensor("a.conv1d.2.weight", (3, _VISION, _VISION), F16),
-        Tensor("a.conv1d.2.bias", (1, _VISION)),
-        Tensor("mm.a.mlp.1.weight", (stack * _VISION, 2 * size.width), F16),
-        Tensor("mm.a.mlp.2.weight", (size.width, size.width), F16),
-        Tensor("mm.a.norm_pre.weight", (stack * _VISION,)),
-        Tensor("mm.a.norm_mid.weight", (size.width,)),
+        *_encoder("a", size.encoder, key_bias=False),
+        Tensor("a.position_embd.weight", (width, _AUDIO_POSITIONS), F32),
+        Tensor("a.conv1d.1.weight", (3, 80, width), F16),
+        Tensor("a.conv1d.1.bias", (1, width)),
+        Tensor("a.conv1d.2.weight", (3, width, width), F16),
+        Tensor("a.conv1d.2.bias", (1, width)),
+        Tensor("mm.a.mlp.1.weight", (stack * width, 2 * text_width), F16),
+        Tensor("mm.a.mlp.2.weight", (text_width, text_width), F16),
+        Tensor("mm.a.norm_pre.weight", (stack * width,)),
+        Tensor("mm.a.norm_mid.weight", (text_width,)),
     ]
     extra: dict[str, Value] = {
         "num_mel_bins": Typed(_UINT32, 80),
         "projector.stack_factor": Typed(_UINT32, stack),
     }
-    return llama(size), Gguf(_clip("audio", "ultravox", size, extra), tensors)
+    return llama(size.text), Gguf(_clip("audio", "ultravox", size, extra), tensors)
 
 
 FAMILIES: Final = {

@@ -12,8 +12,9 @@ from textual import events
 from textual.pilot import Pilot
 
 from localchat.engine.request import Attachment, Message, Messages
+from localchat.errors import UsageError
 from localchat.session.blocks import UserBlock
-from localchat.tui.attachments import attachment_of_media, contract, expand
+from localchat.tui.attachments import attachment_of_file, attachment_of_media, contract, expand
 from localchat.tui.clipboard import clipboard_picture
 from localchat.tui.pictures.painter import PicturePainter, decode
 from localchat.tui.pictures.protocol import CellSize, picture_protocol
@@ -29,7 +30,7 @@ from localchat.tui.pictures.rows import (
 from localchat.tui.transcript.block_rows import block_rows as rows_of
 from localchat.tui.transcript.strips import Palette, StripRenderer
 from localchat.tui.widgets.composer import Composer
-from tests.support.media import encoded, png, wav
+from tests.support.media import HOSTILE, encoded, png, wav
 from tests.support.tui_stage import Stage, app_of, play, until
 
 CELL = CellSize(10, 20)
@@ -278,6 +279,19 @@ def test_recordings_and_damaged_pictures_have_a_description() -> None:
     ):
         painter.put(attachment, decode(attachment))
         assert painter.draw(attachment, 60) == (caption, ())
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_are_refused_or_described(tmp_path: Path, case: str) -> None:
+    data, _ = HOSTILE[case]
+    path = tmp_path / "it.png"
+    path.write_bytes(data)
+    # Texts are sent as text, and the end of a truncated picture is not read yet.
+    if case not in ("empty", "text", "svg", "truncated png"):
+        with pytest.raises(UsageError, match=r"it\.png "):
+            attachment_of_file(path, "it.png")
+    shown = decode(Attachment("image", data, name="it.png"))
+    assert shown.picture is None and shown.label.startswith("it.png ")
 
 
 def test_a_picture_inside_a_text_has_a_chip_at_its_place() -> None:

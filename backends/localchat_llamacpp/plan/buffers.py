@@ -195,11 +195,11 @@ _AUDIO_FRAMES = 1500
 
 
 def encoder_compute_bytes(encoder: Projector) -> int:
-    """Return the buffers with which a projector encodes one picture and half a minute of sound.
+    """Return the buffers with which a projector encodes its largest picture and half a minute of sound.
 
     Measured with tiny models in xllamacpp 2026.10: seven vectors a patch, or the two sides of a wide layer.
     """
-    sizes = (("vision", encoder.patches), ("audio", _AUDIO_FRAMES))
+    sizes = (("vision", encoder.max_patches), ("audio", _AUDIO_FRAMES))
     total = 0
     for name, rows in sizes:
         width = encoder.number(name, "embedding_length")

@@ -13,7 +13,7 @@ from localchat.config.paths import expand_home
 from localchat.engine.attachments import make_attachment
 from localchat.engine.request import Attachment
 from localchat.errors import ContextExceeded, FileMissing, UsageError
-from localchat.media.binary_kind import binary_kind
+from localchat.media.binary_kind import binary_kind, is_svg
 from localchat.media.format import HEAD_BYTES, media_format
 from localchat.sanitize import utf16_text
 
@@ -100,6 +100,8 @@ def _read_file(name: str, notify: Notify) -> str | Attachment:
     text = _decoded(data, name, notify)
     if not text.strip():
         notify(f"{name} is empty")
+    if is_svg(data):
+        notify(f"{name} is an SVG drawing: its source is sent as text")
     return text
 
 

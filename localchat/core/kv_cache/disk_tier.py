@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from localchat.backend_api.interface import MemoryOp
 from localchat.core.sequence import RequestState
-from localchat.kv_store.store import KVStore, ReadBack
+from localchat.kv_store.store import KVStore, Namespace, ReadBack
 from localchat.kv_store.tree import Match
 
 MIN_STORED_TOKENS = 256
@@ -51,6 +51,11 @@ class DiskTier(ABC):
         if request_state.request.prompt_logprobs is not None:
             return None
         return self._find(request_state)
+
+    @property
+    def namespace(self) -> Namespace:
+        """Entries of this model."""
+        return self._namespace
 
     @abstractmethod
     def _find(self, request_state: RequestState) -> Match | None: ...

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import binascii
-import re
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -22,7 +21,8 @@ from localchat.server.state import service_of
 
 R = TypeVar("R")
 
-_SPACE: Final = re.compile(r"\s+")
+_FROM_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
+_SPACE: Final = b" \t\r\n\f\v"
 _FETCH_S: Final = 20.0
 """Time for all URLs of a request together."""
 
@@ -94,10 +94,10 @@ class MediaReader:
         if data[:5].lower() == "data:":
             return self.data_from_url(data, param)
         _check_size(len(data) * 3 // 4, param)
-        # The URL-safe alphabet is accepted too.
-        text = _SPACE.sub("", data).rstrip("=").replace("-", "+").replace("_", "/")
         try:
-            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+            # The URL-safe alphabet is accepted too. A regular expression would need 10 ms per MB.
+            text = data.encode("ascii").translate(_FROM_URL_SAFE, _SPACE).rstrip(b"=")
+            return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
         except (binascii.Error, ValueError) as problem:
             raise bad_request(f"{param} is not valid base64.", param=param) from problem
 

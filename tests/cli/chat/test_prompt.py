@@ -80,6 +80,15 @@ def test_hostile_pictures_are_refused(call: Call, tmp_path: Path, case: str) -> 
         assert re.search(sentence, err)
 
 
+def test_the_source_of_a_drawing_is_sent_with_a_notice(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "a.svg"
+    file.write_text("<svg><circle r='3'/></svg>")
+    app = ScriptedApp(HELLO)
+    done = call(app, "-f", file, "What is it?")
+    assert "is an SVG drawing: its source is sent as text" in done.err
+    assert "circle" in asked(app)
+
+
 def test_a_raw_prompt_has_no_pictures(call: Call) -> None:
     code, _, err = call(HELLO, "--raw-prompt", "q", stdin=png())
     assert code == 2 and "--raw-prompt sends text only" in err
