@@ -43,7 +43,7 @@ def translate(args: Sequence[str]) -> Translation | None:
             return Translation(["--help"])
         case ["help", [verb]] if verb in VERBS or verb in ALIASES:
             return Translation([verb, "--help"])
-        case ["help", [("history" | "config" | "preset") as verb, *subcommands]]:
+        case ["help", [("history" | "config") as verb, *subcommands]]:
             return Translation([verb, *subcommands, "--help"])
         case ["version", []]:
             return Translation(["--version"])

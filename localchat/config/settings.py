@@ -110,6 +110,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "panel.previous": "Up scrolls the panel",
     "panel.next": "Down scrolls the panel",
     "head_int8": "the exact output head is as fast",
+    "presets": "`config set system TEXT --for MODEL` and shell aliases do the same",
     "routes": "a request always goes to the one model that it names",
 }
 """Settings, key actions and sections of earlier releases, with the reason of their removal."""

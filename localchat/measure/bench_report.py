@@ -27,8 +27,6 @@ _LATE: Final = 1.1
 """Duration of an open loop, relative to its arrivals, from which requests queue."""
 _SHORT_SHARE: Final = 0.9
 """Share of the requested length below which short answers are reported."""
-_DRAFT_SHARE: Final = 0.1
-"""Accepted drafts as a share of the tokens, above which the report names their source."""
 _GOOD_SHARE: Final = 0.99
 """Share of the requests that must meet a target."""
 
@@ -125,7 +123,6 @@ def sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
     yield from _rate_sentences(series)
     yield from _disruption_sentences(series)
     yield from limit_sentences(record, series)
-    yield from _draft_sentences(record, series)
     output_tokens = _shape(record, series[0].key).output_tokens
     answer_tokens = min(point.figures.completion_tokens for point in series)
     if answer_tokens < _SHORT_SHARE * output_tokens:
@@ -176,31 +173,6 @@ def _disruption_sentences(series: Sequence[Point]) -> Iterator[str]:
             f"{_number(disturbed.p50)} ms ({_number(calm.p50)} before), and the longest "
             f"{_number(disturbed.high)} ms ({_number(calm.high)} before). The prompts wait "
             f"{_number(disruption.burst_ttft_ms.p50)} ms for their first token."
-        )
-
-
-def _draft_sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
-    """Report drafts that other texts would not offer."""
-    shape = _shape(record, series[0].key)
-    output_tokens = sum(
-        point.figures.completion_tokens * point.figures.requests for point in series
-    )
-    share = sum(point.figures.accepted or 0 for point in series) / max(output_tokens, 1)
-    if share < _DRAFT_SHARE or shape.kind == "edit":
-        return
-    requests = sum(
-        point.figures.requests for point in record.points if point.key.shape == shape.name
-    )
-    if 0 < shape.prompt_count < requests:
-        yield (
-            f"{share:.0%} of the tokens are accepted drafts: {counted(shape.prompt_count, 'prompt')} served "
-            f"{requests:,} requests, so drafts come from earlier answers to the same prompt. Use a file with "
-            "more prompts, or --vary speculation=true,false."
-        )
-    else:
-        yield (
-            f"{share:.0%} of the tokens are accepted drafts, because texts repeat themselves or each other. "
-            "Other texts may offer fewer."
         )
 
 

@@ -197,7 +197,6 @@ class ChatApp(App[int]):
         self.run_worker(session.wait_until_ready(), group="start")
         chat.talk.make_painter = self._picture_painter
         chat.composer.count_tokens = self._count_tokens
-        chat.composer.presets = session.context.presets
         chat.composer.documents = session.context.library.names
         if self._keymap_error is not None:
             session.show_error(self._keymap_error)
@@ -374,7 +373,7 @@ async def _ended(workers: Iterable[Worker[object]]) -> None:
 
 def _load_transcript() -> None:
     # Imports what the first question needs, and the first frame does not.
-    from localchat.session import answer_builder, documents, presets  # noqa: F401
+    from localchat.session import answer_builder, documents  # noqa: F401
     from localchat.tui.transcript import widget  # noqa: F401
     from localchat.tui.transcript.markdown import parser
 

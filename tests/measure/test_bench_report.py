@@ -1,7 +1,5 @@
 """Benchmark reports: tables, sentences and bars."""
 
-from dataclasses import replace
-
 import msgspec
 
 from localchat.measure.bench_report import (
@@ -37,18 +35,6 @@ def test_answers_that_end_early_are_pointed_out() -> None:
     figures = msgspec.structs.replace(point(100).figures, completion_tokens=30.0)
     line = [msgspec.structs.replace(point(100), figures=figures)]
     assert "30 of 200 tokens" in next(sentences(record(*line), line))
-
-
-def test_drafts_from_repeated_prompts_are_reported() -> None:
-    figures = msgspec.structs.replace(point(100).figures, requests=40, accepted=4000)
-    line = [msgspec.structs.replace(point(100), figures=figures)]
-    whole = record(*line)
-    assert "Other texts may offer fewer." in " ".join(sentences(whole, line))
-    (shape,) = whole.spec.shapes
-    shapes = (replace(shape, prompt_count=1),)
-    repeated = msgspec.structs.replace(whole.spec, shapes=shapes)
-    said = " ".join(sentences(msgspec.structs.replace(whole, spec=repeated), line))
-    assert "1 prompt served 40 requests" in said
 
 
 def test_variants_are_set_beside_the_first() -> None:
