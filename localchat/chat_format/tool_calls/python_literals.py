@@ -51,7 +51,8 @@ class PythonObject:
         """Add text, and return the text after the object's end."""
         self._text += text
         while not self.done and self._index < len(self._text):
-            if not (self._in_string() if self._quote else self._between_strings()):
+            step = self._in_string if self._quote else self._between_strings
+            if not step():
                 return ""
         if not self.done:
             return ""
