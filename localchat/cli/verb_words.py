@@ -69,12 +69,15 @@ def similar_verb(typed: str, *, alone: bool = True) -> str | None:
     """
     from localchat.suggestions import closest
 
-    names = [
-        name
-        for name in (*VERBS, *_HELP)
-        if name[0] == typed[:1].lower() and abs(len(name) - len(typed)) <= _MAX_ADDED_LETTERS
-    ]
     if len(typed) < _MIN_LETTERS:
         return typed if typed in VERBS else None
-    found = closest(typed, names, min_similarity=0.66 if alone else 0.75)
-    return found[0] if found else None
+    # `hello` resembles `help` as much as a typo resembles a short verb.
+    for names, similarity in ((_HELP, 0.75), (VERBS, 0.66 if alone else 0.75)):
+        near = [
+            name
+            for name in names
+            if name[0] == typed[:1].lower() and abs(len(name) - len(typed)) <= _MAX_ADDED_LETTERS
+        ]
+        if found := closest(typed, near, min_similarity=similarity):
+            return found[0]
+    return None

@@ -284,13 +284,12 @@ def _difference(change: Difference) -> tuple[str, str]:
 def _times(times: Percentiles | None) -> str:
     if times is None:
         return "-"
-    if 0 < times.count < _MIN_P95_COUNT:
+    if times.count < _MIN_P95_COUNT:
         return f"{_number(times.p50)} [{_number(times.low)}-{_number(times.high)}]"
-    # Records from before p95 and counts were stored have p90, and all values.
-    p95 = times.p95 or times.p90
-    if 0 < times.count < _MIN_P99_COUNT:
-        return f"{_number(times.p50)}/{_number(p95)}/max {_number(times.high)}"
-    return f"{_number(times.p50)}/{_number(p95)}/{_number(times.p99)}"
+    start = f"{_number(times.p50)}/{_number(times.p95)}"
+    if times.count < _MIN_P99_COUNT:
+        return f"{start}/max {_number(times.high)}"
+    return f"{start}/{_number(times.p99)}"
 
 
 def _number(value: float) -> str:

@@ -104,7 +104,8 @@ def test_a_refused_model_names_the_steps_that_would_make_room(machine: Put, fold
     options = EngineOptions(folder, name="it", load=LoadOptions(max_slots=16))
     error = never_fits(ModelSpec("it", options), check_memory(options, ()))
     steps = {step["step"]: step for step in error.steps}
-    assert steps["slots"]["flag"] == "--parallel 1"
+    assert steps["context"]["flag"] == "--ctx 512"
+    assert "slots" not in steps, "they take no memory here"
     assert "gpu_layers" not in steps, "this backend keeps all layers on the GPU"
 
 

@@ -52,12 +52,12 @@ def dialog(pilot: Pilot[int]) -> ListDialog[Any]:
 
 def test_the_table_is_complete_and_finds_the_nearest() -> None:
     assert " ".join(each.name for each in COMMANDS) == (
-        "model new clear system set think tools regen edit undo compact everything copy export search "
+        "model new clear system set think tools regen edit undo compact everything copy export "
         "history stats fit pull help quit"
     )
     assert parse("/SET temperature  0.2 ") == (COMMANDS[4], "temperature  0.2")
     assert parse("/?").command.name == "help"
-    assert [each.name for each in matching("s")] == ["system", "set", "search", "stats"]
+    assert [each.name for each in matching("s")] == ["system", "set", "stats"]
     with pytest.raises(UsageError, match="did you mean /regen"):
         parse("/regn")
     with pytest.raises(UsageError, match="NAME"):
@@ -68,7 +68,7 @@ def test_completion_shows_the_commands_with_a_line_of_help(tmp_path: Path) -> No
     async def what(pilot: Pilot[int]) -> None:
         composer = app_of(pilot).chat.composer
         await pilot.press("slash", "s")
-        assert composer.completions.option_count == 4
+        assert composer.completions.option_count == 3
         await pilot.press("down", "tab")
         assert composer.text == "/set "
         assert not composer.completions.display

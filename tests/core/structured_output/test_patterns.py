@@ -10,7 +10,7 @@ from localchat.core.structured_output.relaxation import relax
 from localchat.engine.request import Grammar
 from localchat.errors import UsageError
 
-UNREADABLE = ("(unclosed", "^[z-a]+$", "[", "\\", "(?!x)y", r"(a)\1", r"(?<=a+)b", 5, None, ["a"])
+UNREADABLE = ("(unclosed", "^[z-a]+$", "[", "(?!x)y", r"(a)\1", r"(?<=a+)b", 5, None, ["a"])
 
 
 def schema_of(pattern: object) -> dict[str, object]:
