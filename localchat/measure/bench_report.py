@@ -78,7 +78,7 @@ def times_table(series: list[Point]) -> ReportTable:
 
 
 def server_table(series: list[Point]) -> ReportTable | None:
-    """Tabulate what the server and the sensors report; None if they report nothing."""
+    """Tabulate what the server reports with its answers; None if it reports nothing."""
     loads = [_load(point.key) for point in series]
     figures = [point.figures for point in series]
     columns: list[tuple[str, list[str]]] = [
@@ -88,7 +88,6 @@ def server_table(series: list[Point]) -> ReportTable | None:
         ("PREFIX", [_share(point.prefix_hits) for point in figures]),
         ("KV", [_share(point.kv_used_share) for point in figures]),
         ("DRAFTS", [_drafts(point) for point in figures]),
-        ("PREEMPTED", [_cell(point.preemptions, ",") for point in figures]),
         ("FAILED", [_cell(point.failed or None, ",") for point in figures]),
     ]
     columns = [(name, cells) for name, cells in columns if any(cell != "-" for cell in cells)]

@@ -18,9 +18,9 @@ def test_a_table_shows_only_what_was_told() -> None:
     assert rows[0][0] == "1" and rows[0][2] == "100" and rows[1][0] == "2"
     assert rows[0][head.index("TTFT ms")] == "40.0/60.0/80.0"
     assert server_table(line) is None
-    told = msgspec.structs.replace(line[0].figures, preemptions=3, good_share=0.5)
+    told = msgspec.structs.replace(line[0].figures, failed=3, good_share=0.5)
     found = server_table([msgspec.structs.replace(line[0], figures=told)])
-    assert found == (["CLIENTS", "GOOD", "PREEMPTED"], [("1", "50%", "3")], 0)
+    assert found == (["CLIENTS", "GOOD", "FAILED"], [("1", "50%", "3")], 0)
 
 
 def test_the_saturation_is_named() -> None:

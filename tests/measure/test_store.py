@@ -63,6 +63,7 @@ REMOVED = {
     "energy",
     "greedy",
     "joules",
+    "preemptions",
     "roof",
     "roof_share",
     "step_ms",

@@ -62,7 +62,6 @@ def test_a_model_is_measured_by_a_server_of_its_own(
     figures = [point["figures"] for point in record["points"]]
     assert [(one["requests"], one["completion_tokens"]) for one in figures] == [(2, 20), (4, 20)]
     assert figures[0]["prompt_tokens"] == pytest.approx(300, rel=0.1)
-    assert figures[0]["preemptions"] == 0
     assert record["machine"]["cores"] >= 1
 
 
