@@ -72,12 +72,15 @@ def similar_verb(typed: str, *, alone: bool = True) -> str | None:
     if len(typed) < _MIN_LETTERS:
         return typed if typed in VERBS else None
     # `hello` resembles `help` as much as a typo resembles a short verb.
-    for names, similarity in ((_HELP, 0.75), (VERBS, 0.66 if alone else 0.75)):
+    verb_similarity = 0.75
+    if alone:
+        verb_similarity = 0.66
+    for names, similarity in ((_HELP, 0.75), (VERBS, verb_similarity)):
         near = [
             name
             for name in names
             if name[0] == typed[:1].lower() and abs(len(name) - len(typed)) <= _MAX_ADDED_LETTERS
         ]
-        if found := closest(typed, near, min_similarity=similarity):
-            return found[0]
+        if similar := closest(typed, near, min_similarity=similarity):
+            return similar[0]
     return None

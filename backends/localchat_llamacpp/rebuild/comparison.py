@@ -43,7 +43,9 @@ class Verdict(NamedTuple):
 
 def try_library(library: Path, on_gpu: bool) -> str:
     """Return the guide's answer with a library. Raises TrialFailed."""
-    placement = _ON_GPU if on_gpu else _ON_CPU
+    placement: tuple[str, ...] = _ON_CPU
+    if on_gpu:
+        placement = _ON_GPU
     with tempfile.TemporaryDirectory(prefix="localchat-") as folder:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)
@@ -68,8 +70,8 @@ def try_library(library: Path, on_gpu: bool) -> str:
             raise TrialFailed(f"took longer than {_TIMEOUT_S:.0f} s") from slow
     if done.returncode or not done.stdout.strip():
         lines = [line for line in done.stderr.splitlines() if line.startswith(_PREFIX)]
-        cause = lines[-1].removeprefix(_PREFIX) if lines else f"status {done.returncode}"
-        raise TrialFailed(f"failed: {cause}")
+        lines.append(f"status {done.returncode}")
+        raise TrialFailed(f"failed: {lines[0].removeprefix(_PREFIX)}")
     return done.stdout.strip()
 
 

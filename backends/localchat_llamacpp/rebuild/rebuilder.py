@@ -59,8 +59,10 @@ class LlamaCppRebuilder:
         with self._store.locked(), self._store.workspace() as work:
             library = self._build(request, work, self._store.log, report)
             report(RebuildProgress("trying it"))
-            current = find_library().library
-            verdict = self._compare(current.file if current else None, library, kind != "cpu")
+            current = None
+            if in_use := find_library().library:
+                current = in_use.file
+            verdict = self._compare(current, library, kind != "cpu")
             if verdict.accepted:
                 self._store.take(library.parent, library.name, request.version, kind)
         return RebuildOutcome(verdict.accepted, verdict.sentence)

@@ -134,7 +134,9 @@ def command(ctx: click.Context, /, **_: object) -> int:
     from localchat.measure.store import BenchStore
 
     store = BenchStore(find_paths(app_context(ctx).environ).data_dir)
-    keep = store.add if ctx.params["keep"] else None
+    keep = None
+    if ctx.params["keep"]:
+        keep = store.add
     return measure_command(ctx, lambda: _measure(ctx), record_lines, keep)
 
 
@@ -242,7 +244,9 @@ def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
             f"Other programs used {record.others_share:.0%} of the CPU: expect better figures without "
             "them."
         )
-    stored = f"Stored as number {record.id}" if record.id else "Not stored"
+    stored = "Not stored"
+    if record.id:
+        stored = f"Stored as number {record.id}"
     if not record.complete:
         stored += ", interrupted"
     yield (

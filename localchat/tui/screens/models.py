@@ -182,14 +182,19 @@ class ModelScreen(ListDialog[ModelChoice]):
         file_size = ""
         if verdict.size_bytes and not is_narrow:
             file_size = size(verdict.size_bytes)
+        if not is_narrow:
+            file_size = f"{file_size:>8}"
+        mark_style = "$accent"
+        if entry.kind == "unusable":
+            mark_style = "$error"
         width = min(_name_cells(self.app.size.width), self._longest_name)
         name = sanitize_line(_label(entry))
         if len(name) > width:
             name = f"{name[: width - 1]}…"
         return Content.assemble(
-            (f"{mark} ", "$error" if entry.kind == "unusable" else "$accent"),
+            (f"{mark} ", mark_style),
             f"{name:<{width}} ",
-            (f"{file_size:>{0 if is_narrow else 8}}  ", "$foreground 70%"),
+            (f"{file_size}  ", "$foreground 70%"),
             (words, style),
         )
 
@@ -312,7 +317,10 @@ def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[Mode
     entries: list[ModelEntry] = []
     models = read_index(context.paths, context.environ).models
     listed = {_file_id(model.path) for model in models if model.path is not None}
-    for path in used.paths if used is not None else ():
+    used_paths: tuple[Path, ...] = ()
+    if used is not None:
+        used_paths = used.paths
+    for path in used_paths:
         if _file_id(path) not in listed:
             entries.append(ModelEntry(str(path), "here", _bytes_of(path), str(path)))
     for model in models:
