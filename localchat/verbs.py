@@ -54,7 +54,7 @@ VERBS: Final = {
         Verb("batch", "serving", "Answer a file of prompts."),
         Verb("ps", "serving", "List the models that the running server has loaded."),
         Verb("stop", "serving", "Stop the running server, or unload one of its models."),
-        Verb("config", "settings", "Show and change settings, presets and aliases."),
+        Verb("config", "settings", "Show and change settings and aliases."),
         Verb("doctor", "settings", "Show what this machine and this build can do."),
     )
 }
@@ -62,7 +62,6 @@ VERBS: Final = {
 ALIASES: Final = {
     "ls": ("list",),
     "cp": ("config", "cp"),
-    "preset": ("config", "preset"),
     "completion": ("config", "completion"),
 }
 """Other words for a verb. Shell start-up files run `localchat completion`; `--help` lists none of them."""
@@ -99,8 +98,11 @@ OTHER_WORDS: Final = (
     OtherWord(("status",), "localchat ps, or localchat doctor", "/stats"),
     OtherWord(("settings",), "localchat config", "/set"),
     OtherWord(("export",), "localchat history export ID; localchat history lists them"),
-    OtherWord(("create",), "localchat config preset add NAME, or localchat config cp MODEL NAME"),
-    OtherWord(("models", "list", "ls", "load", "run", "switch", "use"), slash="/model"),
+    OtherWord(("create",), "localchat config cp MODEL NAME"),
+    OtherWord(("chat",), "localchat run MODEL"),
+    OtherWord(("ask",), 'localchat "PROMPT"'),
+    OtherWord(("models",), "localchat list", "/model"),
+    OtherWord(("list", "ls", "load", "run", "switch", "use"), slash="/model"),
     OtherWord(("reset", "restart"), slash="/new"),
     OtherWord(("prompt", "instructions"), slash="/system"),
     OtherWord(("config", "configure", "options", "parameters", "params"), slash="/set"),

@@ -17,7 +17,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed import Estimate, PastRun
-from localchat.model_files.architecture import DIFFUSION, ENCODERS
+from localchat.model_files.architecture import DIFFUSION, ENCODERS, RANK
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat_llamacpp.build_advice import (
     as_built,
@@ -110,6 +110,8 @@ class LlamaCppBackend:
             return "it contains an image encoder in the same file, which llama.cpp expects apart"
         if not model.vocabulary:
             return "it has no vocabulary"
+        if model.pooling == RANK:
+            return "it is a reranker, which scores texts and writes none"
         if name in _NOT_GENERATIVE and not model.pooling:
             return f"it does not generate token by token ({name})"
         return ""

@@ -29,25 +29,20 @@ _FLASH_OFF = 0
 class LlamaCppEmbedder:
     """Embedder over one native context. Single thread, except for `abort`."""
 
-    def __init__(
-        self, weights: Weights, context: int, memory: MemoryReport, tokens: int, pooling: str
-    ) -> None:
+    def __init__(self, weights: Weights, context: int, memory: MemoryReport, tokens: int) -> None:
         """Take ownership of `weights` and `context`."""
         self._api: Any = library().api
         self._weights = weights
         self._context = context
         self._report = memory
         self.context_tokens = tokens
-        self.pooling = pooling
-        # A reranker may have several labels. The first is the score.
-        rank = pooling == "rank"
-        self.dimension = 1 if rank else int(self._api.llama_model_n_embd_out(weights.handle))
+        self.dimension = int(self._api.llama_model_n_embd_out(weights.handle))
         self._memory = self._api.llama_get_memory(context)
         self._batch = Batch(tokens, MAX_TEXTS)
         self._stop = False
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return a vector of length 1 for each text, or a reranker's score.
+        """Return a vector of length 1 for each text.
 
         A text has 1 to `context_tokens` tokens. Raises EngineClosed after `abort`, LocalchatError for a result
         that is not a number.
@@ -58,9 +53,7 @@ class LlamaCppEmbedder:
                 raise EngineClosed("the engine was closed")
             vectors = self._step([texts[index] for index in group])
             for index, vector in zip(group, vectors, strict=True):
-                embeddings[index] = (
-                    _score(vector) if self.pooling == "rank" else _normalized(vector)
-                )
+                embeddings[index] = _normalized(vector)
         return embeddings
 
     def _step(self, texts: list[Sequence[int]]) -> list[NDArray[np.float32]]:
@@ -124,7 +117,7 @@ def load_embedder(
         weights.close()
         raise
     memory = report([*weights.buffers, *buffers], target.total_bytes)
-    embedder = LlamaCppEmbedder(weights, context, memory, tokens, pooling)
+    embedder = LlamaCppEmbedder(weights, context, memory, tokens)
     try:
         # Run a wide step first: the fault of AMX builds needs two rows.
         embedder.embed([[0] * tokens, [0], [0]])
@@ -178,16 +171,6 @@ def _step_groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[int, ...]
         group.append(index)
     if group:
         yield tuple(group)
-
-
-def _score(vector: NDArray[np.float32]) -> list[float]:
-    score = float(vector[0])
-    if not np.isfinite(score):
-        raise LocalchatError(
-            "the model returned a score that is not a number",
-            hint="the model file may be damaged: download it again",
-        )
-    return [score]
 
 
 def _normalized(vector: NDArray[np.float32]) -> list[float]:

@@ -1,7 +1,6 @@
 """Opens a GGUF model: header, tokenizer, the plan of a load, and the load."""
 
 import hashlib
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,6 @@ from localchat.backend_api.interface import (
     Tokenizer,
 )
 from localchat.backend_api.media import LayoutStore, MediaPiece
-from localchat.backend_api.prompt_encoder import PromptEncoder
-from localchat.backend_api.sealed_text import PromptSplitter, Sealer, unused_seal
 from localchat.config.parameters import SAMPLERS
 from localchat.errors import ModelInvalid, UsageError
 from localchat.fit.hardware import read_machine
@@ -142,39 +139,6 @@ class GgufModel:
     def text_tokens(self, text: str) -> list[int]:
         """See EmbeddingModel."""
         return self._vocabulary.encode_whole(text)
-
-    def pair_tokens(self, query: str, text: str) -> list[int]:
-        """See EmbeddingModel.
-
-        Without a template for pairs, one separator follows the query (BERT) or two (RoBERTa).
-        """
-        template = self.header.metadata.get("tokenizer.chat_template.rerank")
-        if isinstance(template, str):
-            return self._filled_tokens(template, query, text)
-        first = self.text_tokens(query)
-        second = self.text_tokens(text)
-        if second and second[0] == self._vocabulary.bos:
-            del second[0]
-        if first and self._separates_twice():
-            first.append(first[-1])
-        return [*first, *second]
-
-    def _filled_tokens(self, template: str, query: str, text: str) -> list[int]:
-        """Tokenize a template for pairs. Markup in the query or the text stays text."""
-        special_tokens = self._vocabulary.special_tokens
-        sealer = Sealer(token.text for token in special_tokens if token.control)
-        seal = unused_seal(query + text)
-        texts = {"{query}": sealer.seal(query, seal), "{document}": sealer.seal(text, seal)}
-        filled = re.sub(r"\{query\}|\{document\}", lambda match: texts[match[0]], template)
-        prompt, parts = PromptSplitter(special_tokens).split(filled, seal)
-        if parts:
-            return PromptEncoder(self._vocabulary).encode(parts, add_bos=False)
-        return self._vocabulary.encode(prompt, special=True)
-
-    def _separates_twice(self) -> bool:
-        stated = self.header.metadata.get("tokenizer.ggml.add_sep_token")
-        kind = self.header.metadata.get("tokenizer.ggml.model")
-        return kind != "bert" and (stated is True or (stated is None and kind == "t5"))
 
     def load(
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]

@@ -361,7 +361,7 @@ class Embedder(Protocol):
     """Token limit of one text."""
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return a unit vector for each text, or a reranker's score for each pair.
+        """Return a unit vector for each text.
 
         Texts have 1 to `context_tokens` tokens.
 
@@ -382,10 +382,6 @@ class Embedder(Protocol):
 
 class EmbeddingModel(Protocol):
     """Additional methods of an open model with pooling."""
-
-    def pair_tokens(self, query: str, text: str) -> list[int]:
-        """Return the tokens of a query and a text that a reranker scores. From any thread."""
-        ...
 
     def text_tokens(self, text: str) -> list[int]:
         """Return the tokens of a text, with start and end tokens. From any thread."""

@@ -11,9 +11,7 @@ The file is streamed, and only the hash of each line is stored. A million lines 
 import hashlib
 from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +23,6 @@ CHAT: Final = "/v1/chat/completions"
 PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings")
 _NOT_SENT: Final = ("stream", "stream_options")
 """Fields that are removed, because answers of a batch are never streamed."""
-_SAMPLED_LINES: Final = 1000
-"""Number of lines that are searched for model names."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -101,19 +97,6 @@ class BatchInput:
         if repeated := _repeated(ids):
             self._raise_repeated(repeated)
         return hashes
-
-    def named_models(self) -> frozenset[str]:
-        """Return the models that the first lines name. Raises UsageError if the file is unreadable."""
-        names = set()
-        objects = (line for line in self.lines() if line.content.startswith(b"{"))
-        for line in islice(objects, _SAMPLED_LINES):
-            with suppress(LocalchatError):
-                fields = _object(line.content)
-                body = fields.get("body", fields)
-                name = body.get("model") if isinstance(body, dict) else None
-                if isinstance(name, str) and name:
-                    names.add(name)
-        return frozenset(names)
 
     def parse(self, line: RawLine) -> BatchLine:
         """Return the request of a line. An invalid line has a `problem`."""

@@ -24,7 +24,7 @@ Count: TypeAlias = Callable[[Messages], int]
 """Counts the tokens of a prompt. May raise ContextExceeded for a prompt that is too long to count."""
 
 Action: TypeAlias = Literal["leave_out_oldest", "compact", "longer_context"]
-_LOADS: Final[tuple[StepName, ...]] = ("context", "kv_type", "gpu_layers")
+_LOADS: Final[tuple[StepName, ...]] = ("context", "kv_type")
 """Steps that load the model again, in order of their cost."""
 _LOAD_LABELS: Final[dict[StepName, str]] = {
     "context": "load a context of {change}",
@@ -268,14 +268,13 @@ def _choices(
 def longer_context(prompt_tokens: int, info: EngineInfo) -> OverflowChoice | None:
     """Return the cheapest load in which the conversation can double. None if no load makes room.
 
-    Prefers the KV type in use, then a smaller one, then fewer layers on the GPU.
+    Prefers the KV type in use to a smaller one.
     """
     steps = {step.name: step for step in prompt_steps(prompt_tokens, info, growth=prompt_tokens)}
     for name in _LOADS:
         step = steps.get(name)
         if step is not None and step.suffices:
-            label = _LOAD_LABELS.get(name, "load again, {title}: {change}")
-            label = label.format(title=step.title, change=step.change)
+            label = _LOAD_LABELS[name].format(change=step.change)
             context = int(dict(step.settings)["context_length"])
             return OverflowChoice("longer_context", label, context, step.settings, step.flag)
     return None

@@ -1,7 +1,7 @@
 """Steps that make room for a prompt longer than the context, with their gains.
 
-Sizes come from the engine that refused the prompt: its KV cache, its weights, and the free memory before its
-load. They scale with the loaded cache, which is right for layers without a sliding window.
+Sizes come from the engine that refused the prompt: its KV cache, and the free memory before its load. They
+scale with the loaded cache, which is right for layers without a sliding window.
 """
 
 from collections.abc import Iterator
@@ -40,11 +40,7 @@ class _PromptSteps:
         self._goal = goal
         """Context that the prompt and its growth need, up to the trained context."""
         parts = info.actual or info.predicted
-        kv_bytes = 0
-        self._weights = info.file_bytes
-        if parts is not None:
-            kv_bytes = max(parts.kv_bytes, 0)
-            self._weights = max(parts.weights_bytes, 0)
+        kv_bytes = max(parts.kv_bytes, 0) if parts is not None else 0
         room = max(info.kv_tokens, info.context_tokens, 1)
         self._token_bytes = kv_bytes / room
         total = info.actual_bytes or info.predicted_bytes
@@ -77,11 +73,11 @@ class _PromptSteps:
             return f"this model was trained for {tokens(info.context_train)}"
         return ""
 
-    def _longest(self, token_bytes: float, more_bytes: float = 0.0) -> int | None:
+    def _longest(self, token_bytes: float) -> int | None:
         """Return the longest context in memory, up to the trained one. None if unknown."""
         if self._spare is None or token_bytes <= 0:
             return None
-        longest = int(max(self._spare + more_bytes, 0) / token_bytes)
+        longest = int(max(self._spare, 0) / token_bytes)
         return min(longest, self._info.context_train or longest)
 
     def _gained(self, longest: int | None) -> int:
@@ -99,7 +95,7 @@ class _PromptSteps:
         return max(min(self._goal, longest), 0)
 
     def _longer_context(self) -> Iterator[MemoryStep]:
-        """Yield a smaller KV type, a longer context, and fewer layers on a GPU, as far as each makes room."""
+        """Yield a smaller KV type and a longer context, as far as each makes room."""
         info = self._info
         small = smaller_kv_type(info.kv_type, info.kv_types)
         if small is not None:
@@ -133,24 +129,3 @@ class _PromptSteps:
                 f"--ctx {target}",
                 (("context_length", str(target)),),
             )
-        # The CUDA backend keeps all layers on the GPU.
-        if info.gpu_layers and info.backend != "cuda" and not self._suffices(longest):
-            yield self._fewer_gpu_layers()
-
-    def _fewer_gpu_layers(self) -> MemoryStep:
-        info = self._info
-        layer = (self._weights + self._token_bytes * self._goal) / max(info.layers, 1)
-        short = self._token_bytes * self._goal - (self._spare or 0)
-        moved = min(max(-(-round(short) // max(round(layer), 1)), 1), info.gpu_layers)
-        left = info.gpu_layers - moved
-        freed = moved * layer
-        longest = self._longest(self._token_bytes, freed)
-        return MemoryStep(
-            "gpu_layers",
-            f"{left} of {info.layers} rather than {info.gpu_layers}: the rest goes to RAM, slower",
-            round(freed),
-            self._gained(longest),
-            self._suffices(longest),
-            f"--gpu-layers {left} --ctx {self._target(longest)}",
-            (("gpu_layers", str(left)), ("context_length", str(self._target(longest)))),
-        )

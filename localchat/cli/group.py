@@ -59,11 +59,7 @@ class RootGroup(click.Group):
             ctx.meta[_HELP_ALL] = True
             args = ["--help"]
         if args and not ctx.resilient_parsing:
-            translation = translate(args)
-            if translation is not None:
-                args = translation.args
-                if translation.is_prompt:
-                    args = [_PROMPT, *args]
+            args = translate(args)
         args = without_alias(args)
         # Without arguments, a shell completes the first word. Only the group itself offers verbs for it.
         completing_first_word = ctx.resilient_parsing and not args

@@ -11,7 +11,6 @@ from msgspec import structs
 
 from localchat.cli.context import AppContext, Notify, app_context
 from localchat.cli.options import given_flags
-from localchat.cli.preset_options import preset_of
 from localchat.cli.streams import Terminal
 from localchat.config.paths import Paths, file_state, find_paths
 from localchat.config.remotes import PREFIX, Remote, find_remote
@@ -41,7 +40,6 @@ from localchat.models.resolve import (
 )
 
 if TYPE_CHECKING:
-    from localchat.config.presets import Preset
     from localchat.engine.attached.protocol import AttachSpec
     from localchat.engine.events import Done
     from localchat.engine.interface import Engine, EngineInfo
@@ -64,7 +62,7 @@ class Setup(msgspec.Struct, frozen=True):
     settings_for: Callable[[Iterable[str]], Settings] = lambda names: Settings()
     """Returns the settings for a model with these names."""
     flags: Mapping[str, Given] = {}
-    """Settings of the command line and its preset, which apply to other models too."""
+    """Settings of the command line, which apply to other models too."""
 
 
 class Inputs:
@@ -75,17 +73,11 @@ class Inputs:
         app: AppContext,
         flags: Mapping[str, Given],
         model_word: str | None = None,
-        preset: "Preset | None" = None,
     ) -> None:
-        """`flags`: settings of flags, which override those of `preset`. `model_word`: model argument of the
-        command. Raises UsageError.
-        """
+        """`flags`: settings of flags. `model_word`: model argument of the command. Raises UsageError."""
         self.app = app
         self.paths = find_paths(app.environ)
-        self.flags: dict[str, Given] = {}
-        if preset is not None:
-            self.flags.update(preset.layer())
-        self.flags.update(flags)
+        self.flags = dict(flags)
         if model_word is not None:
             self.flags["model"] = Given(model_word, IN_COMMAND)
         self._state = file_state(self.paths.settings_file)
@@ -106,7 +98,7 @@ class Inputs:
     def of(cls, ctx: click.Context, model_word: str | None = None) -> "Inputs":
         """Return the inputs of a command with its flags."""
         app = app_context(ctx)
-        return cls(app, given_flags(ctx), model_word, preset_of(ctx))
+        return cls(app, given_flags(ctx), model_word)
 
     def settings(self, names: Iterable[str] = ()) -> Resolved:
         """Return the settings for a model with these names. Raises UsageError."""

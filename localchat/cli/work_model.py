@@ -3,7 +3,6 @@
 The built-in guide answers questions about localchat, so it is never the default of a batch or a measurement.
 """
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -35,8 +34,8 @@ class WorkModel(NamedTuple):
         return self.path or self.word
 
 
-def work_model(ctx: click.Context, named: Collection[str] = ()) -> WorkModel:
-    """Return the model for a command without one. `named` lists the models that the input names.
+def work_model(ctx: click.Context) -> WorkModel:
+    """Return the model for a command without one.
 
     Raises ModelMissing, ModelInvalid, and UsageError with the choices if only the guide is left.
     """
@@ -49,40 +48,19 @@ def work_model(ctx: click.Context, named: Collection[str] = ()) -> WorkModel:
         if model.remote is not None:
             return WorkModel(model.remote.word, model.why)
         return WorkModel(model.word, model.why)
-    return (
-        _running_model(inputs.app, inputs.paths, named)
-        or _named_model(inputs, named)
-        or _last_model(inputs)
-        or _refuse(ctx, inputs)
-    )
+    return _running_model(inputs.app, inputs.paths) or _last_model(inputs) or _refuse(ctx, inputs)
 
 
-def _running_model(app: AppContext, paths: "Paths", named: Collection[str]) -> WorkModel | None:
-    """Return a model that a running server has loaded, preferably one that the input names."""
+def _running_model(app: AppContext, paths: "Paths") -> WorkModel | None:
+    """Return a model that a running server has loaded."""
     from localchat.cli.attach import running_servers
 
     for server, loaded in running_servers(paths):
         models = [model for model in loaded if model.name != GUIDE]
-        # Sorting is stable: named models first, otherwise the order of the server.
-        models.sort(key=lambda model: model.name not in named)
         if models:
             why = "the running server has it loaded"
             return WorkModel(f"{server.url}#{models[0].name}", why, models[0].path)
     return None
-
-
-def _named_model(inputs: "Inputs", named: Collection[str]) -> WorkModel | None:
-    """Return the only model that the input names, if it is on this machine."""
-    from localchat.models.resolve import locate_named
-
-    if len(named) != 1:
-        return None
-    [name] = named
-    try:
-        model = locate_named(name, inputs.paths, "", inputs.app.environ)
-    except (ModelMissing, ModelInvalid, UsageError):
-        return None
-    return WorkModel(model.word, "the input names it")
 
 
 def _last_model(inputs: "Inputs") -> WorkModel | None:

@@ -109,7 +109,10 @@ REMOVED: Final[Mapping[str, str]] = {
     "composer.open_chip": "composer.editor (Ctrl+G) shows the whole message",
     "panel.previous": "Up scrolls the panel",
     "panel.next": "Down scrolls the panel",
+    "screen.palette": "F1 lists all commands and keys, and / runs them",
+    "chat.search": "screen.history (Ctrl+R) searches all conversations",
     "head_int8": "the exact output head is as fast",
+    "presets": "`config set system TEXT --for MODEL` and shell aliases do the same",
     "routes": "a request always goes to the one model that it names",
 }
 """Settings, key actions and sections of earlier releases, with the reason of their removal."""

@@ -12,16 +12,12 @@
     [remotes.box]
     url = "http://10.0.0.5:8000"
 
-    [presets.sum]
-    template = "Sum this up: {input}"
-
     [prices]
     machine_hour = 2.50
 
 The section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their
-names (tui/keymap.py). `[remotes]` names engines on other machines (remotes.py). `[presets]` are ways to ask
-(presets.py). `[prices]` are those of machines and hosted APIs (prices.py). `[mcp]` are servers of tools
-(mcp_servers.py).
+names (tui/keymap.py). `[remotes]` names engines on other machines (remotes.py). `[prices]` are those of
+machines and hosted APIs (prices.py). `[mcp]` are servers of tools (mcp_servers.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +32,6 @@ from localchat.config.mcp_servers import (
     check_server_name,
     read_mcp_servers,
 )
-from localchat.config.presets import TEMPLATE, Preset, check_name, read_presets
 from localchat.config.prices import Prices, read_prices
 from localchat.config.remotes import Remote, find_remote, read_remotes
 from localchat.config.settings import REMOVED, Given, check_key, convert
@@ -44,7 +39,7 @@ from localchat.errors import LocalchatError, UsageError, reason
 
 _SECTIONS = (
     'settings belong under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
-    "[keys]; engines on other machines under [remotes.NAME]; presets under [presets.NAME]; "
+    "[keys]; engines on other machines under [remotes.NAME]; "
     "prices under [prices]; MCP servers under [mcp.NAME]"
 )
 
@@ -60,7 +55,6 @@ class SettingsFile(msgspec.Struct, frozen=True):
     models: Mapping[str, Mapping[str, object]]
     keys: Mapping[str, str] = msgspec.field(default_factory=dict)
     remotes: Mapping[str, Remote] = msgspec.field(default_factory=dict)
-    presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
     prices: Prices = msgspec.field(default_factory=Prices)
     mcp_servers: Mapping[str, McpServer] = msgspec.field(default_factory=dict)
     removed: tuple[str, ...] = ()
@@ -107,7 +101,6 @@ def read_settings(path: Path) -> SettingsFile:
         {name: _section(path, _heading(name), section) for name, section in models.items()},
         _keys(path, table.get("keys", {})),
         read_remotes(path, table.get("remotes", {})),
-        read_presets(path, table.get("presets", {})),
         read_prices(path, table.get("prices", {})),
         read_mcp_servers(path, table.get("mcp", {})),
         removed,
@@ -117,10 +110,9 @@ def read_settings(path: Path) -> SettingsFile:
 def _without_removed(table: dict[str, Any]) -> Iterable[str]:
     """Delete the removed keys and sections of a parsed file, and return each once."""
     sections = [table, table.get("defaults"), table.get("keys")]
-    for name in ("models", "presets"):
-        group = table.get(name)
-        if isinstance(group, dict):
-            sections += group.values()
+    models = table.get("models")
+    if isinstance(models, dict):
+        sections += models.values()
     removed: dict[str, None] = {}
     for section in sections:
         if isinstance(section, dict):
@@ -148,28 +140,6 @@ def write_setting(path: Path, key: str, text: str | None, model: str | None = No
         # Every later start would fail with an unknown remote.
         find_remote(str(value), read_settings(path).remotes)
     _change(path, sections, {key: value})
-
-
-def write_preset(path: Path, name: str, texts: Mapping[str, object]) -> None:
-    """Set the template and settings of a preset. Creates a new preset.
-
-    Raises UsageError, and LocalchatError if the file cannot be written.
-    """
-    check_name(name)
-    where = f"[presets.{name}]"
-    values: dict[str, object] = {}
-    for key, text in texts.items():
-        values[key] = text
-        if key == TEMPLATE:
-            continue
-        check_key(key, where)
-        values[key] = convert(key, Given(text, ""))
-    _change(path, ("presets", name), values)
-
-
-def remove_preset(path: Path, name: str) -> None:
-    """Remove a preset. Raises UsageError, LocalchatError."""
-    _change(path, ("presets",), {name: None})
 
 
 def write_mcp_server(path: Path, server: McpServer) -> None:

@@ -15,9 +15,7 @@ from localchat.errors import ContextExceeded, LocalchatError, UsageError
 
 MAX_TEXTS = 4096
 ONLY_EMBEDS = "It computes embeddings and cannot generate text."
-ONLY_RANKS = "It scores texts for a query (/v1/rerank) and cannot generate text."
-RANK = "rank"
-"""Pooling of a reranker."""
+
 
 Phase: TypeAlias = Literal["queued", "loading", "prefill"]
 VectorsCallback = Callable[[int, list[list[float]], tuple[int, ...]], None]
@@ -53,23 +51,19 @@ class EmbeddingQueue:
         self._embedder: Embedder | None = None
         self._running = False
 
-    def submit(
-        self, id_: int, texts: Sequence[str], query: str | None = None, *, truncate: bool = False
-    ) -> None:
+    def submit(self, id_: int, texts: Sequence[str], *, truncate: bool = False) -> None:
         """Tokenize a request and queue it, even before the model is loaded.
 
-        `query`: score each text for it. `truncate`: see Engine.embed. Raises UsageError, ContextExceeded.
+        `truncate`: see Engine.embed. Raises UsageError, ContextExceeded.
         """
         try:
-            tokens = self._tokenize(texts, query, truncate=truncate)
+            tokens = self._tokenize(texts, truncate=truncate)
         except LocalchatError as error:
             self._counters.record_failure(error)
             raise
         self._waiting.put(_EmbedRequest(id_, tokens))
 
-    def _tokenize(
-        self, texts: Sequence[str], query: str | None, *, truncate: bool
-    ) -> list[list[int]]:
+    def _tokenize(self, texts: Sequence[str], *, truncate: bool) -> list[list[int]]:
         if len(texts) > MAX_TEXTS:
             raise UsageError(f"a request may have {MAX_TEXTS} texts; this one has {len(texts)}")
         token_lists = []
@@ -77,14 +71,10 @@ class EmbeddingQueue:
             which = "the text"
             if len(texts) > 1:
                 which = f"text {number + 1} of {len(texts)}"
-            if query is None:
-                tokens = self._model.text_tokens(text)
-            else:
-                tokens = self._model.pair_tokens(query, text)
-                which = f"the query with {which}"
+            tokens = self._model.text_tokens(text)
             if not tokens:
                 raise UsageError(f"{which} is empty, so there is nothing to embed")
-            if truncate and query is None:
+            if truncate:
                 tokens = self._truncated(tokens)
             if len(tokens) > self._context:
                 raise ContextExceeded(

@@ -372,9 +372,8 @@ class EngineCore:
         # A step with drafts is wider, which changes the bits of its rows.
         may_draft = request_state.request.speculation and not request_state.deterministic
         if self._speculation and may_draft:
-            earlier = self.output_processor.earlier_texts.of(request_state.request.salt)
             first.drafts = SequenceDrafts(
-                NgramProposer(request_state.tokens, earlier, self._draft_rates),
+                NgramProposer(request_state.tokens, self._draft_rates),
                 # A draft model cannot see the pictures.
                 uses_model=self._draft_model is not None and not request_state.media,
             )

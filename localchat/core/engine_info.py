@@ -9,7 +9,7 @@ import psutil
 from localchat import __version__
 from localchat.backend_api.interface import Capabilities, MemoryReport, ModelInfo
 from localchat.backend_api.registry import BackendChoice
-from localchat.core.embedding import ONLY_EMBEDS, ONLY_RANKS, RANK
+from localchat.core.embedding import ONLY_EMBEDS
 from localchat.engine.interface import EngineInfo, GpuPart, MemoryParts, TokenizerInfo
 from localchat.engine.local import protocol
 from localchat.fit.load_options import LoadOptions
@@ -179,8 +179,6 @@ def fingerprint(
 
 
 def _limits(info: ModelInfo, can: Capabilities | None) -> tuple[str, ...]:
-    if info.pooling == RANK:
-        return (ONLY_RANKS,)
     if info.pooling:
         return (ONLY_EMBEDS,)
     return can.limits if can else ()

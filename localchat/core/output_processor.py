@@ -17,7 +17,6 @@ from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
 from localchat.core.sequence import RequestState, Sequence, State
 from localchat.core.spec_decode.draft_planner import DraftPlanner
-from localchat.core.spec_decode.ngram_index import SPAN, EarlierTexts
 from localchat.core.spec_decode.step_cost import CostModel
 from localchat.core.stats import EngineCounters
 from localchat.engine.events import Event, Finished, TokenLogprob
@@ -81,7 +80,6 @@ class OutputProcessor:
         self._draft_rows = capabilities.draft_rows
         self.step_costs = step_costs
         self._draft_planner = draft_planner
-        self.earlier_texts = EarlierTexts()
         self.requests: dict[int, RequestState] = {}
         self._out_of_memory_steps = 0
         self._has_blocks = capabilities.block_tokens > 0
@@ -555,9 +553,6 @@ class OutputProcessor:
             end = replace(end, reason="tool_calls")
         self._event_sender.finished(request_state, end)
         if sequence.known > request_state.prompt_tokens:
-            # Later prompts of this conversation contain this prompt, so it need not be stored.
-            sampled_tokens = sequence.tokens[max(0, request_state.prompt_tokens - SPAN) :]
-            self.earlier_texts.add(request_state.request.salt, sampled_tokens)
             self._answer_kv.add(sequence)
         self._end_sequence(sequence)
         if request_state.ended and self.requests.pop(request_state.id, None) is not None:

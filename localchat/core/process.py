@@ -26,7 +26,7 @@ from localchat.backend_api.interface import Embedder, EmbeddingModel, LoadReques
 from localchat.backend_api.registry import BackendChoice, require_for_file
 from localchat.chat_format.render_process import RenderProcess
 from localchat.config.paths import file_state
-from localchat.core.embedding import RANK, EmbeddingQueue
+from localchat.core.embedding import EmbeddingQueue
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.engine_info import MemoryUsage, ProcessState, engine_info, fingerprint
 from localchat.core.event_sender import COALESCE_S
@@ -350,30 +350,21 @@ class EngineProcess:
                 os._exit(4)
 
     def _embed(self, frame: protocol.Embed) -> None:
-        query = frame.query
-        if query is not None and self._opened.model.info.pooling != RANK:
-            raise UsageError(
-                f"{self._spec.name} is not a reranker and cannot score documents",
-                hint="use a reranker, such as bge-reranker-v2-m3 or qwen3-reranker",
-                no_scores=True,
-            )
-        if self._opened.embedding is None or (query is None) == (
-            self._opened.model.info.pooling == RANK
-        ):
+        if self._opened.embedding is None:
             raise UsageError(
                 f"{self._spec.name} cannot compute embeddings",
                 hint="use an embedding model, such as nomic-embed-text or qwen3-embedding",
                 no_embeddings=True,
             )
-        self._opened.embedding.submit(frame.id, frame.texts, query, truncate=frame.truncate)
+        self._opened.embedding.submit(frame.id, frame.texts, truncate=frame.truncate)
 
     def _accept(self, frame: protocol.Generate) -> None:
         """Validate and tokenize a request, and submit it to the core."""
         try:
             if self._opened.embedding is not None:
                 raise UsageError(
-                    f"{self._spec.name} is an embedding model or a reranker and cannot generate text",
-                    hint="choose a text model; this one serves /v1/embeddings or /v1/rerank",
+                    f"{self._spec.name} is an embedding model and cannot generate text",
+                    hint="choose a text model; this one serves /v1/embeddings",
                 )
             request_state, accepted = self._opened.input_processor.accept(frame.id, frame.request)
         except LocalchatError as error:

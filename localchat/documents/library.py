@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from localchat.documents.passages import Passage, marked_text, places
 from localchat.engine.interface import Engine
 from localchat.errors import LocalchatError, UsageError
+from localchat.suggestions import closest
 from localchat.units import counted
 from localchat.units import tokens as tokens_text
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _MENTION: Final = re.compile(rf"(?<!\S)@({NAME.pattern})(?![\w/-])(?!\.\w)")
+_FIRST_MENTION: Final = re.compile(rf"@({NAME.pattern})(?:\s+|$)")
 _SUFFIX: Final = ".sqlite3"
 _SHARE: Final = 0.75
 """Largest share of the context for a whole collection. The conversation needs the rest."""
@@ -109,6 +111,26 @@ class DocumentLibrary:
             after = text[mention.end() + shift :]
             text = _without_sign(before, mention[1], after)
         return Mentions(tuple(dict.fromkeys(mention[1] for mention in mentions)), text)
+
+    def check_first_mention(self, text: str, *, strict: bool = False) -> None:
+        """Raise UsageError if a text starts with an unknown name that resembles a collection's.
+
+        With `strict`, as on the command line, every unknown name is an error, unless the line ends there, as
+        pasted code such as `@property` does.
+        """
+        match = _FIRST_MENTION.match(text)
+        names = self.names()
+        if match is None or match[1] in names:
+            return
+        near = closest(match[1], names, min_similarity=0.6)
+        if near or (strict and "\n" not in match[0]):
+            message = f"there are no documents @{match[1]}"
+            if near:
+                message += f"; did you mean @{near[0]}?"
+            raise UsageError(
+                message,
+                hint="localchat learn --list shows them. To send @ as text, put -- before the prompt.",
+            )
 
     def excerpt(
         self, name: str, question: str, engine: Engine, sent: Sequence[str] = ()

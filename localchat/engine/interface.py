@@ -144,14 +144,6 @@ class Engine(Protocol):
         """
         ...
 
-    def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
-        """Return a score for each text, higher if it answers the query better.
-
-        Raises ContextExceeded for a pair that is too long for one pass, UsageError if the model is not a
-        reranker.
-        """
-        ...
-
     def prompt_tokens(self, messages: Messages) -> list[int]:
         """Return the prompt tokens of a request with these messages.
 

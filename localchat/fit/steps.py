@@ -1,11 +1,12 @@
-"""Steps that make room for a load or a prompt: nine, in order, each with its gain on this machine.
+"""Steps that make room for a load, each with its gain on this machine.
 
-The order is that of the loss to the user: cutting the input costs nothing, a smaller model answers worse.
-`load_steps` plans the load again with one option changed, so a step that is said to suffice does suffice.
-models/substitutes.py adds the steps that change weights, and chat/prompt_steps.py has those of a prompt.
+The order is that of the loss to the user: less RAM for idle conversations costs time, a smaller model answers
+worse. `load_steps` plans the load again with one option changed, so a step that is said to suffice does
+suffice. models/substitutes.py adds the steps that change weights, and chat/prompt_steps.py has those of a
+prompt.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 StepName: TypeAlias = Literal[
     "shorter_input",
     "prefix_reuse",
-    "chunked_prefill",
     "kv_type",
     "context",
     "gpu_layers",
@@ -33,7 +33,6 @@ StepName: TypeAlias = Literal[
 TITLES: Final[dict[StepName, str]] = {
     "shorter_input": "shorter input",
     "prefix_reuse": "prefix reuse",
-    "chunked_prefill": "chunked prefill",
     "kv_type": "KV type",
     "context": "context",
     "gpu_layers": "layers on the GPU",
@@ -44,6 +43,7 @@ TITLES: Final[dict[StepName, str]] = {
 
 IN_ORDER: Final = "What makes room, in order of what it costs you:"
 _TRIFLE: Final = 100
+"""A step that frees less than this part of the missing memory is not listed."""
 _SMALLER_KV: Final = ("q8_0", FP8)
 """KV types to propose, in order. q4_0 is missing: it damages models whose keys have outliers."""
 
@@ -53,7 +53,6 @@ class MemoryStep(msgspec.Struct, frozen=True):
 
     name: StepName
     change: str
-    """The change, or why the step gives nothing here."""
     gained_bytes: int = 0
     """Memory that it frees."""
     gained_tokens: int = 0
@@ -66,35 +65,24 @@ class MemoryStep(msgspec.Struct, frozen=True):
     """Keys and values that apply it."""
     model: str = ""
     """Model to use instead."""
-    is_trifle: bool = False
-    """Whether it frees too little to be worth a thought."""
-
-    @property
-    def helps(self) -> bool:
-        """Whether it gives anything here."""
-        gains = self.gained_bytes > 0 and not self.is_trifle
-        return self.suffices or gains or self.gained_tokens > 0
 
     @property
     def can_be_taken(self) -> bool:
         """Whether the program can apply it. The other steps are up to the user."""
-        return self.helps and bool(self.settings or self.model)
+        return bool(self.settings or self.model)
 
     @property
     def is_here(self) -> bool:
         """Whether its model is on this machine."""
         return self.flag.startswith("-m ")
 
-    @property
-    def title(self) -> str:
-        """Name for people."""
-        return TITLES[self.name]
+    def is_worth(self, missing_bytes: int) -> bool:
+        """Return whether it gives enough to be listed."""
+        return self.suffices or self.gained_bytes * _TRIFLE > max(missing_bytes, 0)
 
     @property
     def gain(self) -> str:
         """`frees 1.2 GB, which is enough`."""
-        if not self.helps:
-            return "frees nothing here"
         gains = []
         if self.gained_bytes > 0:
             gains.append(f"frees {size(self.gained_bytes)}")
@@ -107,10 +95,8 @@ class MemoryStep(msgspec.Struct, frozen=True):
 
     def sentence(self, *, with_flag: bool = True) -> str:
         """Return the step in one line."""
-        flag = ""
-        if with_flag and self.flag and self.helps:
-            flag = f" ({self.flag})"
-        return f"{self.title}: {self.change}; {self.gain}{flag}"
+        flag = f" ({self.flag})" if with_flag and self.flag else ""
+        return f"{TITLES[self.name]}: {self.change}; {self.gain}{flag}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields of `--json` and of the endpoint."""
@@ -127,8 +113,8 @@ class MemoryStep(msgspec.Struct, frozen=True):
 
 
 def step_lines(steps: tuple[MemoryStep, ...]) -> Iterator[str]:
-    """Yield the steps that help, in order with their numbers. `as_json` has the others too."""
-    for number, step in enumerate((step for step in steps if step.helps), 1):
+    """Yield the steps in order with their numbers."""
+    for number, step in enumerate(steps, 1):
         yield f"{number}. {step.sentence()}"
 
 
@@ -148,39 +134,20 @@ class SlotLimit:
 
 def load_steps(
     options: LoadOptions, plan: Planner, *, has_gpu: bool, slots: SlotLimit | None = None
-) -> tuple[MemoryStep, ...]:
-    """Return the first seven steps for a load with these options, which change no weights.
+) -> Iterator[MemoryStep]:
+    """Yield the steps for a load with these options that change no weights.
 
     has_gpu: whether a GPU could hold layers. Raises what `plan` raises.
     """
     # With a fixed context, two plans differ by the step alone.
     fixed = msgspec.structs.replace(options, context_tokens=plan(options).context_tokens)
     load = _Load(options, fixed, plan, plan(fixed))
-    return (
-        MemoryStep(
-            "shorter_input", "memory is reserved for the whole context before an input is read"
-        ),
-        _prefix_reuse_step(load),
-        MemoryStep(
-            "chunked_prefill",
-            f"always on: a prompt is read in steps of {tokens(load.base.max_step_tokens)}, whose "
-            f"buffers are part of {size(load.base.compute_bytes)}",
-        ),
-        _kv_type_step(load),
-        _context_step(load),
-        _gpu_layers_step(load, has_gpu=has_gpu),
-        _slots_step(load, slots or SlotLimit()),
-    )
-
-
-def without_trifles(steps: Iterable[MemoryStep], missing_bytes: int) -> tuple[MemoryStep, ...]:
-    """Mark steps that free less than a hundredth of the missing memory, so that people do not see them."""
-    return tuple(
-        msgspec.structs.replace(step, is_trifle=True)
-        if not step.suffices and 0 < step.gained_bytes * _TRIFLE < missing_bytes
-        else step
-        for step in steps
-    )
+    yield from _prefix_reuse_steps(load)
+    yield from _kv_type_steps(load)
+    yield from _context_steps(load)
+    if has_gpu and load.base.backend != "cuda" and options.gpu_layers != "auto":
+        yield from _gpu_layers_steps(load)
+    yield from _slots_steps(load, slots or SlotLimit())
 
 
 def needed_bytes(plan: "MemoryPlan") -> int:
@@ -208,42 +175,34 @@ class _Load:
         return max(saved, 0), self.plan(msgspec.structs.replace(self.options, **changes))
 
 
-def _prefix_reuse_step(load: _Load) -> MemoryStep:
-    cache_bytes = load.options.cache_ram_bytes or 0
-    if not cache_bytes:
-        return MemoryStep(
-            "prefix_reuse", "it saves time: a reused prefix takes as much of the KV cache"
+def _prefix_reuse_steps(load: _Load) -> Iterator[MemoryStep]:
+    if cache_bytes := load.options.cache_ram_bytes or 0:
+        plan = load.plan(msgspec.structs.replace(load.options, cache_ram_bytes=0))
+        yield MemoryStep(
+            "prefix_reuse",
+            "no RAM kept for prefixes of idle conversations, which are then computed anew",
+            cache_bytes,
+            suffices=plan.fits,
+            flag="--cache-ram 0",
+            settings=(("cache_ram_mib", "0"),),
         )
-    plan = load.plan(msgspec.structs.replace(load.options, cache_ram_bytes=0))
-    return MemoryStep(
-        "prefix_reuse",
-        "no RAM kept for prefixes of idle conversations, which are then computed anew",
-        cache_bytes,
-        suffices=plan.fits,
-        flag="--cache-ram 0",
-        settings=(("cache_ram_mib", "0"),),
-    )
 
 
-def _kv_type_step(load: _Load) -> MemoryStep:
-    """Return the first smaller KV type that suffices, else the smallest."""
+def _kv_type_steps(load: _Load) -> Iterator[MemoryStep]:
+    """Yield the first smaller KV type that suffices, else the smallest."""
     current_bytes = number_bytes(load.base.kv_type) or 0.0
     smaller = [
-        name
+        _smaller_kv_step(load, name)
         for name in _SMALLER_KV
         if name in load.base.kv_types and (number_bytes(name) or current_bytes) < current_bytes
     ]
-    if not smaller:
-        return MemoryStep("kv_type", f"{load.base.kv_type} is the smallest for this model")
-    steps = [_smaller_kv_step(load, name) for name in smaller]
-    return next((step for step in steps if step.suffices), steps[-1])
+    if smaller:
+        yield next((step for step in smaller if step.suffices), smaller[-1])
 
 
 def _smaller_kv_step(load: _Load, kv_type: str) -> MemoryStep:
     saved, plan = load.changed(kv_type=kv_type)
     change = f"KV cache in {kv_type} rather than {load.base.kv_type}"
-    if (number_bytes(kv_type) or 1.0) < 1.0:
-        change += ", which answers may suffer from"
     if plan.fits and load.options.context_tokens is None:
         change += f", and {tokens(plan.context_tokens)} of context"
     return MemoryStep(
@@ -256,71 +215,54 @@ def _smaller_kv_step(load: _Load, kv_type: str) -> MemoryStep:
     )
 
 
-def _context_step(load: _Load) -> MemoryStep:
+def _context_steps(load: _Load) -> Iterator[MemoryStep]:
     from localchat.fit.memory_plan import MIN_CONTEXT_TOKENS
 
     context = load.base.context_tokens
     target = max(load.base.max_context_tokens, MIN_CONTEXT_TOKENS)
-    if target >= context:
-        return MemoryStep("context", f"{tokens(context)} are few already")
-    saved, plan = load.changed(context_tokens=target)
-    windows = ""
-    if plan.window_only:
-        windows = ", sliding-window layers with their window only"
-    return MemoryStep(
-        "context",
-        f"{tokens(target)} rather than {context:,}{windows}",
-        saved,
-        suffices=plan.fits,
-        flag=f"--ctx {target}",
-        settings=(("context_length", str(target)),),
-    )
-
-
-def _gpu_layers_step(load: _Load, *, has_gpu: bool) -> MemoryStep:
-    base = load.base
-    if base.backend == "cuda":
-        return MemoryStep(
-            "gpu_layers",
-            "this backend keeps all layers on the GPU; a GGUF on llama.cpp can leave some in RAM",
+    if target < context:
+        saved, plan = load.changed(context_tokens=target)
+        windows = ""
+        if plan.window_only:
+            windows = ", sliding-window layers with their window only"
+        yield MemoryStep(
+            "context",
+            f"{tokens(target)} rather than {context:,}{windows}",
+            saved,
+            suffices=plan.fits,
+            flag=f"--ctx {target}",
+            settings=(("context_length", str(target)),),
         )
-    if not has_gpu:
-        return MemoryStep("gpu_layers", "no GPU is used here")
-    if load.options.gpu_layers == "auto":
-        placed = f"{base.gpu_layers} of {base.layers}"
-        return MemoryStep("gpu_layers", f"{placed} are there, as memory allows")
+
+
+def _gpu_layers_steps(load: _Load) -> Iterator[MemoryStep]:
+    """Yield the number of layers for which the GPU has memory, if it is another."""
+    base = load.base
     automatic = load.plan(msgspec.structs.replace(load.fixed, gpu_layers="auto"))
-    if automatic.gpu_layers == base.gpu_layers:
-        return MemoryStep("gpu_layers", f"{base.gpu_layers} of {base.layers} are there already")
-    plan = load.plan(msgspec.structs.replace(load.options, gpu_layers="auto"))
-    freed_gpu = base.gpu_bytes - automatic.gpu_bytes
-    freed_ram = base.total_bytes - base.gpu_bytes - (automatic.total_bytes - automatic.gpu_bytes)
-    kind = "RAM"
-    if freed_gpu > 0:
-        kind = "graphics memory"
-    return MemoryStep(
-        "gpu_layers",
-        f"{automatic.gpu_layers} of {base.layers} rather than {base.gpu_layers}, which frees {kind}",
-        max(freed_gpu, freed_ram, 0),
-        suffices=plan.fits,
-        flag=f"--gpu-layers {automatic.gpu_layers}",
-        settings=(("gpu_layers", str(automatic.gpu_layers)),),
-    )
+    if automatic.gpu_layers != base.gpu_layers:
+        plan = load.plan(msgspec.structs.replace(load.options, gpu_layers="auto"))
+        freed_gpu = base.gpu_bytes - automatic.gpu_bytes
+        freed_ram = base.total_bytes - automatic.total_bytes - freed_gpu
+        kind = "graphics memory" if freed_gpu > 0 else "RAM"
+        yield MemoryStep(
+            "gpu_layers",
+            f"{automatic.gpu_layers} of {base.layers} rather than {base.gpu_layers}, which frees {kind}",
+            max(freed_gpu, freed_ram, 0),
+            suffices=plan.fits,
+            flag=f"--gpu-layers {automatic.gpu_layers}",
+            settings=(("gpu_layers", str(automatic.gpu_layers)),),
+        )
 
 
-def _slots_step(load: _Load, slots: SlotLimit) -> MemoryStep:
+def _slots_steps(load: _Load, slots: SlotLimit) -> Iterator[MemoryStep]:
     current = load.options.max_slots
-    if current <= slots.min_slots:
-        return MemoryStep("slots", f"{current} at once is the least already")
-    saved, plan = load.changed(max_slots=slots.min_slots)
-    change = f"{slots.min_slots} at once rather than {current}"
-    if not saved and not plan.fits:
-        return MemoryStep("slots", f"{change}: all requests share one cache")
-    return MemoryStep(
-        "slots",
-        change,
-        saved,
-        suffices=plan.fits,
-        flag=f"{slots.flag} {slots.min_slots}",
-        settings=((slots.key, str(slots.min_slots)),) if slots.key else (),
-    )
+    if current > slots.min_slots:
+        saved, plan = load.changed(max_slots=slots.min_slots)
+        yield MemoryStep(
+            "slots",
+            f"{slots.min_slots} at once rather than {current}",
+            saved,
+            suffices=plan.fits,
+            flag=f"{slots.flag} {slots.min_slots}",
+            settings=((slots.key, str(slots.min_slots)),) if slots.key else (),
+        )

@@ -27,8 +27,6 @@ _LATE: Final = 1.1
 """Duration of an open loop, relative to its arrivals, from which requests queue."""
 _SHORT_SHARE: Final = 0.9
 """Share of the requested length below which short answers are reported."""
-_DRAFT_SHARE: Final = 0.1
-"""Accepted drafts as a share of the tokens, above which the report names their source."""
 _GOOD_SHARE: Final = 0.99
 """Share of the requests that must meet a target."""
 
@@ -80,7 +78,7 @@ def times_table(series: list[Point]) -> ReportTable:
 
 
 def server_table(series: list[Point]) -> ReportTable | None:
-    """Tabulate what the server and the sensors report; None if they report nothing."""
+    """Tabulate what the server reports with its answers; None if it reports nothing."""
     loads = [_load(point.key) for point in series]
     figures = [point.figures for point in series]
     columns: list[tuple[str, list[str]]] = [
@@ -90,7 +88,6 @@ def server_table(series: list[Point]) -> ReportTable | None:
         ("PREFIX", [_share(point.prefix_hits) for point in figures]),
         ("KV", [_share(point.kv_used_share) for point in figures]),
         ("DRAFTS", [_drafts(point) for point in figures]),
-        ("PREEMPTED", [_cell(point.preemptions, ",") for point in figures]),
         ("FAILED", [_cell(point.failed or None, ",") for point in figures]),
     ]
     columns = [(name, cells) for name, cells in columns if any(cell != "-" for cell in cells)]
@@ -125,7 +122,6 @@ def sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
     yield from _rate_sentences(series)
     yield from _disruption_sentences(series)
     yield from limit_sentences(record, series)
-    yield from _draft_sentences(record, series)
     output_tokens = _shape(record, series[0].key).output_tokens
     answer_tokens = min(point.figures.completion_tokens for point in series)
     if answer_tokens < _SHORT_SHARE * output_tokens:
@@ -176,31 +172,6 @@ def _disruption_sentences(series: Sequence[Point]) -> Iterator[str]:
             f"{_number(disturbed.p50)} ms ({_number(calm.p50)} before), and the longest "
             f"{_number(disturbed.high)} ms ({_number(calm.high)} before). The prompts wait "
             f"{_number(disruption.burst_ttft_ms.p50)} ms for their first token."
-        )
-
-
-def _draft_sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
-    """Report drafts that other texts would not offer."""
-    shape = _shape(record, series[0].key)
-    output_tokens = sum(
-        point.figures.completion_tokens * point.figures.requests for point in series
-    )
-    share = sum(point.figures.accepted or 0 for point in series) / max(output_tokens, 1)
-    if share < _DRAFT_SHARE or shape.kind == "edit":
-        return
-    requests = sum(
-        point.figures.requests for point in record.points if point.key.shape == shape.name
-    )
-    if 0 < shape.prompt_count < requests:
-        yield (
-            f"{share:.0%} of the tokens are accepted drafts: {counted(shape.prompt_count, 'prompt')} served "
-            f"{requests:,} requests, so drafts come from earlier answers to the same prompt. Use a file with "
-            "more prompts, or --vary speculation=true,false."
-        )
-    else:
-        yield (
-            f"{share:.0%} of the tokens are accepted drafts, because texts repeat themselves or each other. "
-            "Other texts may offer fewer."
         )
 
 
@@ -312,13 +283,12 @@ def _difference(change: Difference) -> tuple[str, str]:
 def _times(times: Percentiles | None) -> str:
     if times is None:
         return "-"
-    if 0 < times.count < _MIN_P95_COUNT:
+    if times.count < _MIN_P95_COUNT:
         return f"{_number(times.p50)} [{_number(times.low)}-{_number(times.high)}]"
-    # Records from before p95 and counts were stored have p90, and all values.
-    p95 = times.p95 or times.p90
-    if 0 < times.count < _MIN_P99_COUNT:
-        return f"{_number(times.p50)}/{_number(p95)}/max {_number(times.high)}"
-    return f"{_number(times.p50)}/{_number(p95)}/{_number(times.p99)}"
+    start = f"{_number(times.p50)}/{_number(times.p95)}"
+    if times.count < _MIN_P99_COUNT:
+        return f"{start}/max {_number(times.high)}"
+    return f"{start}/{_number(times.p99)}"
 
 
 def _number(value: float) -> str:

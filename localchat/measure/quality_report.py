@@ -76,25 +76,3 @@ def sentences(record: QualityRecord) -> Iterator[str]:
     if has_speed and record.others_share >= BUSY_SHARE:
         yield f"Other programs used {record.others_share:.0%} of the CPU, so the models are faster than shown."
     yield from record.verdicts
-
-
-def needle_grid(record: QualityRecord) -> Iterator[str]:
-    """Draw the needles: a line for each length, a mark for each depth."""
-    for measured in record.measured:
-        if not any(task.passed for task in measured.needles):
-            continue
-        yield needle_heading(measured)
-        for length, tasks in needles_by_length(measured):
-            marks = "".join("█" if task.passed else "·" for task in tasks)
-            yield f"{length:>9,} {marks}"
-
-
-def needle_heading(measured: VariantQuality) -> str:
-    """Return the heading of a variant's needles."""
-    return f"{measured.variant.name}: needles from the start of the text to its end"
-
-
-def needles_by_length(measured: VariantQuality) -> Iterator[tuple[int, list[TaskOutcome]]]:
-    """Yield each text length with its needles, by depth."""
-    for length in sorted({task.length for task in measured.needles}):
-        yield length, [task for task in measured.needles if task.length == length]

@@ -1,6 +1,6 @@
-"""Stored results of benchmarks and quality tests: machine, models, settings and all measured figures.
+"""Results of benchmarks and quality tests: machine, models, settings and all measured figures.
 
-The field names are the keys of the stored files and of `--json`.
+The field names are the keys of `--json`, and of stored benchmarks.
 """
 
 import datetime
@@ -38,21 +38,21 @@ class MachineRecord(msgspec.Struct, frozen=True):
         return cls(machine.cpu_name, machine.cores, machine.ram_total_bytes, gpus, system)
 
 
-class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):
+class MeasureRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Header that all results share."""
 
     version: Literal[1] = 1
-    id: int = 0
-    """Number on this machine; 0 if the record is not stored."""
     at: str
     """Start time, ISO 8601."""
     localchat: str = __version__
     machine: MachineRecord
 
 
-class BenchRecord(StoredRecord, frozen=True, kw_only=True):
+class BenchRecord(MeasureRecord, frozen=True, kw_only=True):
     """Result of a benchmark."""
 
+    id: int = 0
+    """Number on this machine; 0 if the record is not stored."""
     spec: SweepSpec
     served: tuple[ServedVariant, ...]
     points: tuple[Point, ...]
@@ -96,7 +96,7 @@ class DivergenceFigures(msgspec.Struct, frozen=True):
     complete: bool
     """False for a lower bound, which covers only the top tokens."""
     delta_p_rms: float | None = None
-    """Root mean square of the change in the probability of the text's own tokens. None in old records."""
+    """Root mean square of the change in the probability of the text's own tokens."""
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -157,7 +157,7 @@ class QualitySpec(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the questions file."""
 
 
-class QualityRecord(StoredRecord, frozen=True, kw_only=True):
+class QualityRecord(MeasureRecord, frozen=True, kw_only=True):
     """Result of a quality comparison."""
 
     spec: QualitySpec

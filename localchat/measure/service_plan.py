@@ -133,7 +133,7 @@ def _series(record: BenchRecord, model: str | None) -> list[Point]:
     subject = "" if model is None else f" of {model}"
     raise UsageError(
         f"benchmark {record.id} has no series{subject} to plan from",
-        hint=f"it has {', '.join(record.models)}; localchat bench --list shows the others",
+        hint=f"it has {', '.join(record.models)}",
     )
 
 

@@ -72,7 +72,7 @@ class DisruptionFigures(msgspec.Struct, frozen=True):
 
 
 class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """All figures of one point. None stands for a figure that no counter reports.
+    """All figures of one point. None stands for a figure that the server does not report.
 
     Size: each field is a column of the tables or a key of the stored files.
     """
@@ -106,7 +106,6 @@ class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     drafted: int | None = None
     accepted: int | None = None
     acceptance: float | None = None
-    preemptions: int | None = None
     disruption: DisruptionFigures | None = None
     """Gaps of the streams before and during a burst of long prompts; None without a burst."""
 
@@ -121,7 +120,7 @@ class LoadResult(NamedTuple):
 
 
 def figures(result: LoadResult, target: LatencyTarget) -> PointFigures:
-    """Compute the figures that the samples show. Counters of servers and sensors are added later.
+    """Compute the figures that the samples show.
 
     Raises statistics.StatisticsError for no samples.
     """

@@ -1,33 +1,27 @@
-"""Store of results: numbered JSON files in one folder of the data directory."""
+"""Store of benchmarks, which `localchat plan` reads: numbered JSON files in one folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import msgspec
 
 from localchat.atomic import write_text
 from localchat.config.paths import expand_home
 from localchat.errors import LocalchatError, UsageError, reason
-from localchat.measure.records import BenchRecord, QualityRecord, StoredRecord
+from localchat.measure.records import BenchRecord
 
 LAST: Final = "last"
-"""Name of the newest record on the command line."""
-
-_Record = TypeVar("_Record", bound=StoredRecord)
+"""Name of the newest benchmark on the command line."""
 
 
-class RecordStore(Generic[_Record]):
-    """Records of one kind on this machine, numbered from 1."""
+class BenchStore:
+    """Benchmarks on this machine, numbered from 1."""
 
-    def __init__(self, folder: Path, kind: type[_Record], noun: str, usage: str) -> None:
-        """`noun` names a record in messages, `usage` is the command that makes one: `bench MODEL`."""
-        self.noun = noun
-        self._folder = folder
-        self._kind = kind
-        self._usage = usage
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "benchmarks"
 
-    def add(self, record: _Record) -> _Record:
+    def add(self, record: BenchRecord) -> BenchRecord:
         """Store a record under the next number, and return it with its number.
 
         Raises LocalchatError if the folder cannot be written.
@@ -43,37 +37,33 @@ class RecordStore(Generic[_Record]):
                 write_text(self._path(number), f"{text}\n")
         except OSError as problem:
             raise LocalchatError(
-                f"the {self.noun} cannot be stored in {self._folder}: {reason(problem)}",
+                f"the benchmark cannot be stored in {self._folder}: {reason(problem)}",
                 hint="--no-keep measures without storing",
             ) from problem
         return record
 
-    def __iter__(self) -> Iterator[_Record]:
+    def __iter__(self) -> Iterator[BenchRecord]:
         """Iterate over all records, oldest first, and skip damaged files."""
         for number in self._numbers():
             try:
-                yield self._read(self._path(number))
+                yield _read(self._path(number))
             except UsageError:
                 continue
 
-    def find(self, name: str) -> _Record:
+    def find(self, name: str) -> BenchRecord:
         """Load a record by its number, `last`, or the path of a file. Raises UsageError."""
         numbers = self._numbers()
         if name == LAST and numbers:
-            return self._read(self._path(numbers[-1]))
+            return _read(self._path(numbers[-1]))
         if name.isascii() and name.isdecimal() and int(name) in numbers:
-            return self._read(self._path(int(name)))
+            return _read(self._path(int(name)))
         path = expand_home(name)
         if path.is_file():
-            return self._read(path)
+            return _read(path)
+        choices = "none is stored yet, localchat bench MODEL makes one"
         if numbers:
-            command = self._usage.split()[0]
-            choices = f"choose one of 1 to {numbers[-1]}, see localchat {command} --list"
-        else:
-            choices = f"none is stored yet, localchat {self._usage} makes one"
-        raise UsageError(
-            f"no {self.noun} {name!r}", hint=f"{choices}; or name the file of a record"
-        )
+            choices = f"choose one of 1 to {numbers[-1]}"
+        raise UsageError(f"no benchmark {name!r}", hint=f"{choices}; or name the file of a record")
 
     def _numbers(self) -> list[int]:
         """Return the numbers of all records, rising."""
@@ -83,18 +73,9 @@ class RecordStore(Generic[_Record]):
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:04}.json"
 
-    def _read(self, path: Path) -> _Record:
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=self._kind)
-        except (OSError, msgspec.DecodeError) as problem:
-            raise UsageError(f"{path} is not a {self.noun}: {problem}") from problem
 
-
-def bench_store(data_dir: Path) -> RecordStore[BenchRecord]:
-    """Return the store of benchmarks."""
-    return RecordStore(data_dir / "benchmarks", BenchRecord, "benchmark", "bench MODEL")
-
-
-def quality_store(data_dir: Path) -> RecordStore[QualityRecord]:
-    """Return the store of quality results."""
-    return RecordStore(data_dir / "quality", QualityRecord, "quality result", "quality A B")
+def _read(path: Path) -> BenchRecord:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BenchRecord)
+    except (OSError, msgspec.DecodeError) as problem:
+        raise UsageError(f"{path} is not a benchmark: {problem}") from problem

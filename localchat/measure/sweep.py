@@ -22,7 +22,6 @@ from localchat.measure.load import (
     run_disruption,
     run_load,
 )
-from localchat.measure.server_metrics import WatchedCounters, watched_counters
 from localchat.measure.statistics import (
     LatencyTarget,
     PointFigures,
@@ -274,22 +273,21 @@ class Sweep:
         ask_each(endpoint.client, [_shortened(body(0, -1))])
         load = LoadSpec(key.clients, self.spec.requests, self.spec.seconds, key.rate, seed)
         disrupted = None
-        with watched_counters(endpoint.url, endpoint.key) as counters:
-            if shape.kind == "disruption":
-                burst = [
-                    messages(BURST, endpoint.scale, f"{seed} burst {number}", self.run_id)
-                    for number in range(key.clients)
-                ]
-                disruption = run_disruption(
-                    endpoint.client,
-                    [body(client, 0) for client in range(key.clients)],
-                    [endpoint.body(prompt, BURST.output_tokens) for prompt in burst],
-                )
-                result = disruption.streams
-                disrupted = disruption_figures(result.samples, disruption.burst, disruption.burst_s)
-            else:
-                result = run_load(endpoint.client, load, body, on_answer)
-        point = _with_counters(figures(result, self.spec.target), counters)
+        if shape.kind == "disruption":
+            burst = [
+                messages(BURST, endpoint.scale, f"{seed} burst {number}", self.run_id)
+                for number in range(key.clients)
+            ]
+            disruption = run_disruption(
+                endpoint.client,
+                [body(client, 0) for client in range(key.clients)],
+                [endpoint.body(prompt, BURST.output_tokens) for prompt in burst],
+            )
+            result = disruption.streams
+            disrupted = disruption_figures(result.samples, disruption.burst, disruption.burst_s)
+        else:
+            result = run_load(endpoint.client, load, body, on_answer)
+        point = figures(result, self.spec.target)
         point = msgspec.structs.replace(point, disruption=disrupted)
         return Point(key, series.round, point)
 
@@ -311,25 +309,6 @@ def _shortened(body: dict[str, Any]) -> dict[str, Any]:
     """Limit the answer of a request to two tokens, to fill caches."""
     limit = "max_tokens" if "max_tokens" in body else "max_completion_tokens"
     return {**body, limit: 2}
-
-
-def _with_counters(point: PointFigures, counters: WatchedCounters) -> PointFigures:
-    """Add the server's counters to the figures of the samples."""
-    peak = counters.peak
-    changes: dict[str, Any] = {"preemptions": counters.growth("preemptions")}
-    if point.drafted is None:
-        changes["drafted"] = counters.growth("drafted")
-        changes["accepted"] = counters.growth("accepted")
-        if changes["drafted"]:
-            changes["acceptance"] = (changes["accepted"] or 0) / changes["drafted"]
-    if total := peak.get("kv_total_tokens"):
-        used = max(peak.get("kv_used_tokens", 0.0), point.kv_used_tokens or 0)
-        changes["kv_used_tokens"] = round(used)
-        changes["kv_total_tokens"] = round(total)
-        changes["kv_used_share"] = used / total
-    elif point.kv_used_share is None:
-        changes["kv_used_share"] = peak.get("kv_used_share")
-    return msgspec.structs.replace(point, **changes)
 
 
 def _short_properties(properties: Mapping[str, object]) -> dict[str, Any]:

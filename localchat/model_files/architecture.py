@@ -456,7 +456,9 @@ ENCODERS: Final = frozenset(
 """Architectures without a KV cache, because every token sees the whole text."""
 DIFFUSION: Final = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 """Architectures that generate text in many passes. Their tokens see the whole text too."""
-POOLING_NUMBERS: Final = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
+RANK: Final = "rank"
+"""Pooling of a reranker, which no backend runs."""
+POOLING_NUMBERS: Final = {"mean": 1, "cls": 2, "last": 3, RANK: 4}
 """llama.cpp's numbers. A file without a number is pooled by the mean."""
 _NAMES: Final = {number: name for name, number in POOLING_NUMBERS.items()}
 

@@ -31,7 +31,6 @@ Use = Literal[
     "vision",
     "audio",
     "embeddings",
-    "reranking",
     "multilingual",
 ]
 

@@ -35,8 +35,6 @@ class Model:
     """Why it cannot be used, as far as that shows without opening it."""
     stands_for: str = ""
     """Name behind an alias."""
-    owner_manifest: Path | None = None
-    """See ExternalModel."""
     notes: tuple[str, ...] = ()
     """See ExternalModel."""
     installed: Installed | None = None
@@ -74,7 +72,6 @@ def read_index(paths: Paths, environ: Mapping[str, str]) -> ModelIndex:
             path=match.path,
             files=split_parts(match.path) if match.path is not None else (),
             trouble=match.trouble,
-            owner_manifest=match.owner_manifest,
             notes=match.notes,
         )
         for match in discovered.models

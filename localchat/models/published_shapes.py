@@ -346,8 +346,6 @@ def gguf_shape(
 
 
 def _pooling(entry: CatalogEntry) -> str:
-    if "reranking" in entry.uses:
-        return "rank"
     # The catalogue's embedding models are decoders, which return the vector of the last token.
     if "embeddings" in entry.uses:
         return "last"

@@ -1,6 +1,5 @@
 """Removes models: plans which files to delete and what that frees, then deletes them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,15 +24,15 @@ class Removal(NamedTuple):
     """Aliases of the model."""
 
 
-def plan_removal(model: Model, index: ModelIndex, paths: Paths, *, force: bool) -> Removal:
-    """Plan a removal. Raises UsageError for the guide, and without `force` for files of other programs."""
-    _refuse(model, paths, force=force)
+def plan_removal(model: Model, index: ModelIndex, paths: Paths) -> Removal:
+    """Plan a removal. Raises UsageError for the guide, and for files of other programs."""
+    _refuse(model, paths)
     orphans = tuple(other.name for other in index.models if other.stands_for == model.name)
     if model.kind == "alias":
         dangling = not model.files
         kept = f"it is an alias; {model.stands_for} {'is gone already' if dangling else 'stays'}"
         return Removal(model, (), 0, kept, orphans)
-    files = tuple(dict.fromkeys(_files(model, index)))
+    files = tuple(dict.fromkeys(_files(model)))
     freed = sum(_freed(file) for file in files)
     return Removal(model, files, freed, _kept(model, files, freed), orphans)
 
@@ -54,14 +53,13 @@ def carry_out(removal: Removal, paths: Paths) -> None:
             f"{model.name} cannot be removed: {problem.strerror or problem} ({problem.filename})",
             hint="what is left of it stays as it is; check the permissions and try again",
         ) from problem
-    if model.kind != "adopted":
-        _remove_empty_folders(removal.files, paths.models_dir)
+    _remove_empty_folders(removal.files, paths.models_dir)
 
 
-def _refuse(model: Model, paths: Paths, *, force: bool) -> None:
+def _refuse(model: Model, paths: Paths) -> None:
     if model.kind == "guide":
         raise UsageError("the guide is part of localchat and cannot be removed")
-    if force or model.kind == "alias":
+    if model.kind == "alias":
         return
     if model.kind == "adopted":
         owner = "is in your folder"
@@ -69,12 +67,12 @@ def _refuse(model: Model, paths: Paths, *, force: bool) -> None:
             owner = f"belongs to {model.origin}"
         raise UsageError(
             f"{model.name} {owner} and is not deleted",
-            hint=f"{_elsewhere(model)}; --force deletes its files all the same",
+            hint=_elsewhere(model),
         )
     if model.path is not None and not model.path.is_relative_to(paths.models_dir):
         raise UsageError(
             f"{model.path} lies outside the models folder and is not touched",
-            hint="delete the file yourself, or use --force",
+            hint="delete the file yourself",
         )
 
 
@@ -88,30 +86,11 @@ def _elsewhere(model: Model) -> str:
     return "remove it with the program that it belongs to"
 
 
-def _files(model: Model, index: ModelIndex) -> Iterator[Path]:
-    if model.owner_manifest is not None:
-        yield model.owner_manifest
-        if _is_shared(model, index):
-            return
-    if model.installed is not None:
-        others = _needed_by_others(model)
-        yield from (file for file in model.files if file not in others)
-        return
-    for file in model.files:
-        if model.origin == HUGGING_FACE and file.is_symlink():
-            blob = file.resolve()
-            yield from _links_to(blob, _snapshots(file))
-            yield blob
-        else:
-            yield file
-
-
-def _is_shared(model: Model, index: ModelIndex) -> bool:
-    """Return True if another name in the same store means the same file."""
-    return any(
-        other.path == model.path and other.name != model.name and other.origin == model.origin
-        for other in index.models
-    )
+def _files(model: Model) -> tuple[Path, ...]:
+    if model.installed is None:
+        return model.files
+    others = _needed_by_others(model)
+    return tuple(file for file in model.files if file not in others)
 
 
 def _needed_by_others(model: Model) -> frozenset[Path]:
@@ -125,16 +104,6 @@ def _needed_by_others(model: Model) -> frozenset[Path]:
         if manifest.name != name
         for file in manifest.files
     )
-
-
-def _snapshots(link: Path) -> Path:
-    return next((folder for folder in link.parents if folder.name == "snapshots"), link.parent)
-
-
-def _links_to(blob: Path, folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        if path.is_symlink() and path.resolve() == blob:
-            yield path
 
 
 def _freed(file: Path) -> int:
@@ -154,8 +123,6 @@ def _kept(model: Model, files: tuple[Path, ...], freed: int) -> str:
         return "another name of it stays, and needs its files"
     if any(file.is_symlink() for file in files):
         return f"only the link goes; {model.files[0].resolve()} stays"
-    if model.owner_manifest in files and len(files) == 1:
-        return "another name of it stays, and with it the file"
     return "another link to the file stays"
 
 

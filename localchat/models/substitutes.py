@@ -1,4 +1,4 @@
-"""Completes the nine steps for a model that does not fit, by smaller weights."""
+"""Completes the steps for a model that does not fit, by smaller weights."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -15,7 +15,6 @@ from localchat.fit.steps import (
     SlotLimit,
     load_steps,
     needed_bytes,
-    without_trifles,
 )
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import read_summary
@@ -45,7 +44,7 @@ def memory_steps(
     environ: Mapping[str, str],
     slots: SlotLimit | None = None,
 ) -> tuple[MemoryStep, ...]:
-    """Return the nine steps for a load that does not fit, in order. Blocks briefly. Raises LocalchatError."""
+    """Return the steps for a load that does not fit, in order. Blocks briefly. Raises LocalchatError."""
     backend = choose_for_load(
         subject.model, subject.kind, options, machine, subject.backend
     ).backend
@@ -57,8 +56,9 @@ def memory_steps(
     first = load_steps(options, plan, has_gpu=has_gpu, slots=slots)
     base = plan(options)
     substitutes = _Substitutes(subject, options, machine, paths, environ, base)
-    steps = (*first, substitutes.quantization(), substitutes.model())
-    return without_trifles(steps, needed_bytes(base) - base.free_bytes)
+    missing_bytes = needed_bytes(base) - base.free_bytes
+    steps = (*first, *substitutes.quantizations(), *substitutes.models())
+    return tuple(step for step in steps if step.is_worth(missing_bytes))
 
 
 class _Substitutes:
@@ -80,22 +80,24 @@ class _Substitutes:
         self._environ = environ
         self._base = base
 
-    def quantization(self) -> MemoryStep:
-        """Return the finest quantization of the same model that fits, else the coarsest."""
-        if isinstance(self._subject.model, ModelShape):
-            return self._gguf_quantization(self._subject.model)
-        return self._checkpoint_quantization()
-
-    def _gguf_quantization(self, shape: ModelShape) -> MemoryStep:
-        names = smaller_quantizations(shape)
-        if not names:
-            return MemoryStep("quantization", f"{shape.quantization} is small already")
-        if offered := offered_names(self._subject.name, read_catalog(self._paths)):
-            names = {name: share for name, share in names.items() if name in offered}
-        if not names:
-            return MemoryStep("quantization", "the catalogue offers no smaller one of this model")
-        steps = [self._scaled(shape, name, share) for name, share in names.items()]
-        return next((step for step in steps if step.suffices), steps[-1])
+    def quantizations(self) -> Iterator[MemoryStep]:
+        """Yield the finest quantization of the same model that fits, else the coarsest."""
+        shape = self._subject.model
+        if isinstance(shape, ModelShape):
+            names = smaller_quantizations(shape)
+            if offered := offered_names(self._subject.name, read_catalog(self._paths)):
+                names = {name: share for name, share in names.items() if name in offered}
+            steps = [self._scaled(shape, name, share) for name, share in names.items()]
+            if steps:
+                yield next((step for step in steps if step.suffices), steps[-1])
+        elif shape.quantization in ("", "F16", "BF16", "F32", "FP16"):
+            saved = round(self._base.weights_bytes * (1 - _FOUR_BITS))
+            yield MemoryStep(
+                "quantization",
+                "AWQ or GPTQ weights of 4 bits",
+                saved,
+                suffices=needed_bytes(self._base) - saved <= self._base.free_bytes,
+            )
 
     def _scaled(self, shape: ModelShape, name: str, share: float) -> MemoryStep:
         plan = self._planner(shape.scaled(name, share))(self._options)
@@ -128,22 +130,10 @@ class _Substitutes:
         suffix = f"-{quantization.lower()}"
         return next((name for name in published_names(reference) if name.endswith(suffix)), "")
 
-    def _checkpoint_quantization(self) -> MemoryStep:
-        quantization = self._subject.model.quantization
-        if quantization not in ("", "F16", "BF16", "F32", "FP16"):
-            return MemoryStep("quantization", f"{quantization} is small already")
-        saved = round(self._base.weights_bytes * (1 - _FOUR_BITS))
-        return MemoryStep(
-            "quantization",
-            "AWQ or GPTQ weights of 4 bits",
-            saved,
-            suffices=needed_bytes(self._base) - saved <= self._base.free_bytes,
-        )
-
-    def model(self) -> MemoryStep:
-        """Return the largest other model here that fits, else a fitting one of the catalogue."""
+    def models(self) -> Iterator[MemoryStep]:
+        """Yield a fitting model of this machine, else of the catalog, else the guide."""
         for name, total in self._here():
-            return MemoryStep(
+            yield MemoryStep(
                 "model",
                 f"{name}, which is here and takes {size(total)}",
                 max(needed_bytes(self._base) - total, 0),
@@ -151,28 +141,23 @@ class _Substitutes:
                 flag=f"-m {name}",
                 model=name,
             )
-        names = recommended_names(self._paths, self._machine)
-        if not names:
-            return self._guide()
-        return MemoryStep(
-            "model",
-            f"{names[0]} is recommended for this machine",
-            suffices=True,
-            flag=f"localchat pull {names[0]}",
-            model=names[0],
-        )
-
-    def _guide(self) -> MemoryStep:
-        """Return the built-in guide, for a machine too small for the catalogue."""
-        if self._subject.name == GUIDE:
-            return MemoryStep("model", "none is smaller than the guide; close other programs")
-        return MemoryStep(
-            "model",
-            "no model of the catalogue fits, and the guide knows localchat alone",
-            self._base.weights_bytes,
-            flag=f"-m {GUIDE}",
-            model=GUIDE,
-        )
+            return
+        if names := recommended_names(self._paths, self._machine):
+            yield MemoryStep(
+                "model",
+                f"{names[0]} is recommended for this machine",
+                suffices=True,
+                flag=f"localchat pull {names[0]}",
+                model=names[0],
+            )
+        elif self._subject.name != GUIDE:
+            yield MemoryStep(
+                "model",
+                "no model of the catalogue fits, and the guide knows localchat alone",
+                self._base.weights_bytes,
+                flag=f"-m {GUIDE}",
+                model=GUIDE,
+            )
 
     def _here(self) -> Iterator[tuple[str, int]]:
         """Yield the names of fitting models here and the memory that they need, largest first."""

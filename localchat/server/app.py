@@ -23,7 +23,6 @@ from localchat.server.openai.chat import chat
 from localchat.server.openai.completions import completions
 from localchat.server.openai.models import model, models
 from localchat.server.openai_responses.endpoints import responses
-from localchat.server.rerank import rerank
 from localchat.server.state import Service
 from localchat.server.tokenize import (
     apply_template,
@@ -44,8 +43,6 @@ ROUTES = (
     Route("/infill", infill, methods=_POST),
     Route("/completion", completion, methods=_POST),
     Route("/embeddings", embeddings, methods=_POST),
-    Route("/rerank", rerank, methods=_POST),
-    Route("/reranking", rerank, methods=_POST),
     Route("/lora-adapters", adapters, methods=_GET),
     Route("/models", models, methods=_GET),
     Route("/models/{id:path}", model, methods=_GET),

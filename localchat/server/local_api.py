@@ -156,11 +156,8 @@ def _answer(engine: Engine, query: protocol.Query) -> msgspec.Struct:
             return protocol.TextReply(id_, engine.render(messages))
         case protocol.PromptTokens(id_, messages):
             return protocol.TokensReply(id_, tuple(engine.prompt_tokens(messages)))
-        case protocol.Embed(id_, texts, question, truncate):
-            if question is None:
-                vectors = engine.embed(texts, truncate=truncate)
-            else:
-                vectors = engine.rerank(question, texts)
+        case protocol.Embed(id_, texts, truncate):
+            vectors = engine.embed(texts, truncate=truncate)
             return protocol.VectorsReply(id_, vectors, vectors.tokens)
         case protocol.GetInfo(id_):
             return protocol.InfoReply(id_, engine.info())

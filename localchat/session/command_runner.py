@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _THINKING: Final = ("auto", "on", "off")
 
 Part: TypeAlias = Literal[
-    "models", "parameters", "history", "help", "search", "metrics", "copy", "pull", "edit"
+    "models", "parameters", "history", "help", "metrics", "copy", "pull", "edit"
 ]
 """A dialog or a part of the chat that a front end opens."""
 
@@ -264,9 +264,6 @@ class CommandRunner:
         self._refuse_while_busy()
         self._session.send_everything()
         return Output("All messages are sent again.")
-
-    def do_search(self, text: str) -> Reply:
-        return OpenPart("search", text)
 
     def do_copy(self, what: str) -> Reply:
         return OpenPart("copy", what)

@@ -1,4 +1,4 @@
-"""Table of slash commands for completion, help and the command palette."""
+"""Table of slash commands for completion and help."""
 
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -54,7 +54,6 @@ COMMANDS: Final = (
         screen_only=True,
     ),
     Command("export", "[FILE]", "Write the conversation to a file: Markdown, or JSON by its name."),
-    Command("search", "[TEXT]", "Find text in this conversation.", screen_only=True),
     Command("history", "", "Find, open, rename and delete conversations."),
     Command("stats", "", "The metrics of the last answer, and the panel."),
     Command("fit", "[MODEL]", "Check whether a model fits in memory.", screen_only=True),

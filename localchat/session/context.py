@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from localchat.config.paths import Paths
-from localchat.config.presets import Preset
 from localchat.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -83,8 +82,6 @@ class SessionContext(msgspec.Struct, frozen=True):
     """Database of the conversations. None if they are not saved."""
     notices: tuple[str, ...] = ()
     """Sentences about the settings file, for the user."""
-    presets: Mapping[str, Preset] = msgspec.field(default_factory=dict)
-    """Presets of the settings file, by name."""
     mcp_servers: "Mapping[str, McpServer]" = msgspec.field(default_factory=dict)
     """MCP servers of the settings file, by name."""
     memory_steps: "Callable[[ModelSetup], tuple[MemoryStep, ...]]" = lambda setup: ()

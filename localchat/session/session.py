@@ -283,11 +283,11 @@ class ChatSession:
         attachments: Sequence[Attachment] = (),
     ) -> Outcome:
         """Add a question to the shown path and answer it. Raises UsageError during another answer."""
-        from localchat.session.presets import with_preset
-
         self._refuse_second()
         self._failure_notice = self._new_summary = ""
-        prepared = with_preset(self, Question(text, tuple(inclusions), tuple(attachments)))
+        if text.startswith("@"):
+            self.context.library.check_first_mention(text)
+        prepared = Question(text, tuple(inclusions), tuple(attachments))
         question = self.conversation.add(
             prepared.message, parent=self.conversation.head, inclusions=prepared.inclusions
         )

@@ -64,7 +64,7 @@ class ChatApp(App[int]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("app")]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle")]  # noqa: RUF012 - textual's own form; for dialogs
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (16, "-high")]  # noqa: RUF012 - the same
-    COMMAND_PALETTE_BINDING = "f24"  # no keyboard has it; the real key is in the keymap
+    ENABLE_COMMAND_PALETTE = False
 
     def __init__(
         self,
@@ -111,14 +111,6 @@ class ChatApp(App[int]):
 
     def get_default_screen(self) -> Screen[None]:
         return self.chat
-
-    def action_command_palette(self) -> None:
-        """Open the palette."""
-        from localchat.tui.screens.palette import PaletteScreen, fixed_entries
-
-        if self.screen is self.chat:
-            entries = tuple(fixed_entries(self._session_context.keys))
-            self.push_screen(PaletteScreen(entries), self.chat.run_entry)
 
     async def on_event(self, event: events.Event) -> None:
         """Paste characters that widgets reject as keys, and buffer keys until a screen is ready."""
@@ -197,7 +189,6 @@ class ChatApp(App[int]):
         self.run_worker(session.wait_until_ready(), group="start")
         chat.talk.make_painter = self._picture_painter
         chat.composer.count_tokens = self._count_tokens
-        chat.composer.presets = session.context.presets
         chat.composer.documents = session.context.library.names
         if self._keymap_error is not None:
             session.show_error(self._keymap_error)
@@ -207,7 +198,7 @@ class ChatApp(App[int]):
             chat.resume(session.conversation)
         await self._open_history()
         await asyncio.to_thread(_load_transcript)
-        _ = chat.transcript, chat.talk.finder  # so that neither an answer nor a key waits for it
+        _ = chat.transcript  # so that no answer waits for it
         gc_control.resume_gc()
         await self._greet()
         await asyncio.to_thread(_load_highlighter)
@@ -374,7 +365,7 @@ async def _ended(workers: Iterable[Worker[object]]) -> None:
 
 def _load_transcript() -> None:
     # Imports what the first question needs, and the first frame does not.
-    from localchat.session import answer_builder, documents, presets  # noqa: F401
+    from localchat.session import answer_builder, documents  # noqa: F401
     from localchat.tui.transcript import widget  # noqa: F401
     from localchat.tui.transcript.markdown import parser
 

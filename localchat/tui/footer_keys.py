@@ -71,7 +71,6 @@ def footer_keys(state: FooterState, table: Mapping[str, str]) -> tuple[FooterKey
         FooterKey("@", "files", 5),
         key("screen.history", "history", 6),
         key("screen.models", "models", 6),
-        key("screen.palette", "all commands", 8),
     )
     if state.is_covered:
         offers.append(key("chat.stop", "close"))

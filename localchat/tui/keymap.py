@@ -1,4 +1,4 @@
-"""Registry of all keys: the source of bindings, help and palette. Validates the `[keys]` table of the
+"""Registry of all keys: the source of bindings and help. Validates the `[keys]` table of the
 settings."""
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,6 @@ KEYS: Final = (
     KeyBinding("chat.undo", "f8", "command('/undo')", "Undo the last question"),
     KeyBinding("chat.copy", "f9", "copy_answer", "Copy the last answer, or the selected message"),
     KeyBinding("chat.think", "ctrl+t", "think", "Reasoning: auto, on, off"),
-    KeyBinding("chat.search", "ctrl+f", "command('/search')", "Find in this conversation"),
     KeyBinding("branch.previous", "alt+left", "branch(-1)", "Previous version"),
     KeyBinding("branch.next", "alt+right", "branch(1)", "Next version"),
     KeyBinding("view.up", "pageup", "page(-1)", "Page up"),
@@ -76,7 +75,6 @@ KEYS: Final = (
     KeyBinding("screen.models", "f3", "command('/model')", "Models"),
     KeyBinding("screen.parameters", "f4", "command('/set')", "Parameters of this conversation"),
     KeyBinding("screen.history", "ctrl+r", "history", "Conversations"),
-    KeyBinding("screen.palette", "ctrl+p", "palette", "Command palette"),
     KeyBinding("screen.theme", "f10", "theme", "Next theme", "app"),
     KeyBinding("app.quit", "ctrl+q", "quit", "Quit; everything is saved", "app"),
     KeyBinding("offer.first", "alt+1", "offer(1)", "Accept the first offer on the screen"),

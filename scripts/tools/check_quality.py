@@ -317,7 +317,6 @@ def _quality(words: list[str]) -> dict[str, Any]:
         "localchat",
         "quality",
         *words,
-        "--no-keep",
         "--json",
         "--quiet",
     ]

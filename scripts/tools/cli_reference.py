@@ -65,11 +65,6 @@ system = "Answer in one paragraph."
 [models."qwen2.5-7b-instruct-q4_k_m"]
 context_length = 16384
 kv_cache_type = "q8_0"
-
-# @sum before a question: any settings, and a template for the text
-[presets.sum]
-system = "You sum texts up in three sentences."
-template = "Sum this up:\\n\\n{input}"
 ```
 
 `LOCALCHAT_CONFIG` moves the settings file, `LOCALCHAT_DATA_DIR` everything that localchat writes,

@@ -111,16 +111,15 @@ def test_keys_of_earlier_releases_are_reported_and_have_no_effect(tmp_path: Path
     file.write_text(
         "[defaults]\ntechnical_metrics = true\nseed = 1\n"
         '[models."a"]\ntechnical_metrics = false\n'
-        '[presets.sum]\ntemplate = "Sum up"\ntechnical_metrics = true\n'
+        '[presets.sum]\ntemplate = "Sum up"\n'
         '[keys]\n"metrics.terms" = "f12"\n"chat.new" = "ctrl+k"\n'
         '[routes.easy]\nsmall = "a"\nlarge = "b"\n'
     )
     settings = read_settings(file)
     assert settings.defaults == {"seed": 1}
     assert settings.models == {"a": {}}
-    assert settings.presets["sum"].values == {}
     assert settings.keys == {"chat.new": "ctrl+k"}
-    assert sorted(settings.removed) == ["metrics.terms", "routes", "technical_metrics"]
+    assert sorted(settings.removed) == ["metrics.terms", "presets", "routes", "technical_metrics"]
     assert "technical_metrics was removed, because" in " ".join(settings.notices)
     write_setting(file, "seed", "2")
     assert read_settings(file).defaults == {"seed": 2}

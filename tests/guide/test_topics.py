@@ -13,12 +13,11 @@ from topic_classifier import known_answers
 
 from localchat.cli.context import AppContext
 from localchat.engine.events import Text
-from localchat.engine.guide.corrections import CORRECTIONS, corrected
 from localchat.engine.guide.engine import GuideEngine
-from localchat.engine.guide.recent_features import RECENT_FEATURES, recent_answer
 from localchat.engine.guide.rules import UNKNOWN
 from localchat.engine.guide.sums import holds
 from localchat.engine.guide.topics import Topics, topics_file
+from localchat.engine.guide.updates import corrected, read_updates, recent_answer
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.fit.load_options import LoadOptions
@@ -30,7 +29,7 @@ def test_its_answers_are_those_of_the_table() -> None:
     assert not [answer for answer in answers if not corrected(answer).endswith(known_answers())]
 
 
-@pytest.mark.parametrize("phrase", CORRECTIONS)
+@pytest.mark.parametrize("phrase", read_updates().phrases)
 def test_every_correction_is_still_needed(phrase: str) -> None:
     answers = Topics(topics_file(checkpoint.GUIDE)).answers
     assert any(phrase in answer for answer in answers)
@@ -42,7 +41,7 @@ def test_every_correction_is_still_needed(phrase: str) -> None:
     [
         ("what does localchat cp do", "`localchat config cp MODEL NAME` makes an alias"),
         ("how do i convert a model to gguf", "`localchat quantize"),
-        ("what is a preset", "localchat config preset add"),
+        ("what is a preset", "localchat has no presets"),
         ("what license does localchat have", "Apache-2.0 license"),
     ],
 )
@@ -94,7 +93,7 @@ def test_other_questions_are_left_to_the_guide(question: str) -> None:
 
 
 def test_commands_of_recent_features_exist() -> None:
-    commands = [each for feature in RECENT_FEATURES for each in commands_in(feature.answer)]
+    commands = [each for feature in read_updates().feature for each in commands_in(feature.answer)]
     assert len(commands) > 10
     assert not {command: why for command in commands if (why := refusal(command))}
 

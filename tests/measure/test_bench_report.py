@@ -1,7 +1,5 @@
 """Benchmark reports: tables, sentences and bars."""
 
-from dataclasses import replace
-
 import msgspec
 
 from localchat.measure.bench_report import (
@@ -20,9 +18,9 @@ def test_a_table_shows_only_what_was_told() -> None:
     assert rows[0][0] == "1" and rows[0][2] == "100" and rows[1][0] == "2"
     assert rows[0][head.index("TTFT ms")] == "40.0/60.0/80.0"
     assert server_table(line) is None
-    told = msgspec.structs.replace(line[0].figures, preemptions=3, good_share=0.5)
+    told = msgspec.structs.replace(line[0].figures, failed=3, good_share=0.5)
     found = server_table([msgspec.structs.replace(line[0], figures=told)])
-    assert found == (["CLIENTS", "GOOD", "PREEMPTED"], [("1", "50%", "3")], 0)
+    assert found == (["CLIENTS", "GOOD", "FAILED"], [("1", "50%", "3")], 0)
 
 
 def test_the_saturation_is_named() -> None:
@@ -37,18 +35,6 @@ def test_answers_that_end_early_are_pointed_out() -> None:
     figures = msgspec.structs.replace(point(100).figures, completion_tokens=30.0)
     line = [msgspec.structs.replace(point(100), figures=figures)]
     assert "30 of 200 tokens" in next(sentences(record(*line), line))
-
-
-def test_drafts_from_repeated_prompts_are_reported() -> None:
-    figures = msgspec.structs.replace(point(100).figures, requests=40, accepted=4000)
-    line = [msgspec.structs.replace(point(100), figures=figures)]
-    whole = record(*line)
-    assert "Other texts may offer fewer." in " ".join(sentences(whole, line))
-    (shape,) = whole.spec.shapes
-    shapes = (replace(shape, prompt_count=1),)
-    repeated = msgspec.structs.replace(whole.spec, shapes=shapes)
-    said = " ".join(sentences(msgspec.structs.replace(whole, spec=repeated), line))
-    assert "1 prompt served 40 requests" in said
 
 
 def test_variants_are_set_beside_the_first() -> None:

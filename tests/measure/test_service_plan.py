@@ -9,7 +9,13 @@ from localchat.config.prices import Prices
 from localchat.config.settings_file import read_settings
 from localchat.errors import UsageError
 from localchat.measure.records import BenchRecord
-from localchat.measure.service_plan import ServiceDemand, ServicePlan, make_plan, parse_price
+from localchat.measure.service_plan import (
+    ServiceDemand,
+    ServicePlan,
+    make_plan,
+    p95_ms,
+    parse_price,
+)
 from localchat.measure.statistics import LatencyTarget, Percentiles
 from localchat.measure.sweep import Point
 from tests.support.bench_samples import point, record
@@ -55,9 +61,7 @@ def test_a_target_below_all_measured_loads_has_no_copies() -> None:
 
 
 def test_records_without_p95_are_planned_by_p90() -> None:
-    old = record(point(80, 1))  # p90 of the TTFT is 60 ms
-    assert plan(old, target=LatencyTarget(ttft_ms=61)).copies == 1
-    assert plan(old, target=LatencyTarget(ttft_ms=59)).copies == 0
+    assert p95_ms(Percentiles(40, 60, 80, 45)) == 60
 
 
 def test_conversations_are_those_that_the_kv_cache_holds() -> None:

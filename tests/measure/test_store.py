@@ -1,7 +1,6 @@
 """Store: numbers, damaged files, errors, and records of earlier versions."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ import msgspec
 import pytest
 
 from localchat.errors import UsageError
-from localchat.measure.records import BenchRecord, QualityRecord
-from localchat.measure.store import RecordStore, bench_store, quality_store
+from localchat.measure.store import BenchStore
 from tests.support.bench_samples import point, record
 
 STORED = Path(__file__).parent / "records"
@@ -18,13 +16,11 @@ STORED = Path(__file__).parent / "records"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> RecordStore[BenchRecord]:
-    return bench_store(tmp_path)
+def store(tmp_path: Path) -> BenchStore:
+    return BenchStore(tmp_path)
 
 
-def test_records_are_numbered_and_loaded_again(
-    store: RecordStore[BenchRecord], tmp_path: Path
-) -> None:
+def test_records_are_numbered_and_loaded_again(store: BenchStore, tmp_path: Path) -> None:
     first = store.add(record(point(10)))
     second = store.add(record(point(20)))
     assert (first.id, second.id) == (1, 2)
@@ -36,9 +32,7 @@ def test_records_are_numbered_and_loaded_again(
     assert store.find(str(file)) == second
 
 
-def test_a_damaged_record_is_named_and_hides_no_other(
-    store: RecordStore[BenchRecord], tmp_path: Path
-) -> None:
+def test_a_damaged_record_is_named_and_hides_no_other(store: BenchStore, tmp_path: Path) -> None:
     store.add(record(point(10)))
     (tmp_path / "benchmarks" / "0002.json").write_text("{")
     assert [entry.id for entry in store] == [1]
@@ -50,11 +44,11 @@ def test_a_damaged_record_is_named_and_hides_no_other(
     ("count", "hint"),
     [
         (0, "none is stored yet, localchat bench MODEL makes one"),
-        (2, "choose one of 1 to 2, see localchat bench --list"),
+        (2, "choose one of 1 to 2"),
     ],
 )
 def test_an_unknown_number_is_refused_with_the_stored_ones(
-    store: RecordStore[BenchRecord], count: int, hint: str
+    store: BenchStore, count: int, hint: str
 ) -> None:
     for _ in range(count):
         store.add(record(point(10)))
@@ -69,6 +63,7 @@ REMOVED = {
     "energy",
     "greedy",
     "joules",
+    "preemptions",
     "roof",
     "roof_share",
     "step_ms",
@@ -86,19 +81,7 @@ def contains(record: Any, earlier: Any) -> bool:
     return bool(record == earlier)
 
 
-@pytest.mark.parametrize(
-    ("make_store", "name"), [(bench_store, "benchmark"), (quality_store, "quality")]
-)
-def test_records_of_earlier_versions_load_and_keep_their_values(
-    make_store: Callable[[Path], RecordStore[Any]], name: str, tmp_path: Path
-) -> None:
-    path = STORED / f"{name}.json"
-    stored = make_store(tmp_path).find(str(path))
+def test_records_of_earlier_versions_load_and_keep_their_values(tmp_path: Path) -> None:
+    path = STORED / "benchmark.json"
+    stored = BenchStore(tmp_path).find(str(path))
     assert contains(json.loads(msgspec.json.encode(stored)), json.loads(path.read_text()))
-
-
-def test_each_kind_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    quality = msgspec.json.decode((STORED / "quality.json").read_bytes(), type=QualityRecord)
-    assert quality_store(tmp_path).add(quality).id == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["quality"]
-    assert list(bench_store(tmp_path)) == []

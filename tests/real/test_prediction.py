@@ -85,7 +85,7 @@ def test_a_gate_of_quality_sets_the_exit_code(
     smollm2: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["quality", str(smollm2), "--vary", "kv-type=f16,q8_0", "--only", "text"]
-    command += ["--windows", "1", "--window", "256", "--no-keep", "--quiet"]
+    command += ["--windows", "1", "--window", "256", "--quiet"]
     # One run for both: a loose limit is met, a tight one is missed.
     command += ["--gate", "top1=0.8", "--gate", "kl=0.05", "--gate", "perplexity=0.5"]
     assert run(command) == 1

@@ -88,9 +88,7 @@ def test_what_a_server_knows_of_its_model_passes(pair: tuple[LocalEngine, Remote
 
 def test_a_gap_is_filled_alike_through_the_chain(pair: tuple[LocalEngine, RemoteEngine]) -> None:
     local, chained = pair
-    gap = Infill(
-        "The KV cache ", " keeps keys.", (("notes.txt", "A cache holds keys and values."),)
-    )
+    gap = Infill("The KV cache ", " keeps keys.")
     request = GenerateRequest(gap, Sampling(temperature=0), max_tokens=12)
     assert said(list(chained.generate(request))) == said(list(local.generate(request))) != ""
 

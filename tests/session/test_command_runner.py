@@ -74,7 +74,6 @@ CASES = {
     "everything": Case("", notice("All messages are sent again."), "All messages are sent again."),
     "copy": Case("", hint("Copied last answer")),
     "export": Case("talk.md", notice("Written to "), "Written to "),
-    "search": Case("Hello", lambda app: app.chat.talk.finder.display),
     "history": Case(
         "", lambda app: isinstance(app.screen, HistoryScreen), "--conversation ID continues one"
     ),

@@ -11,7 +11,6 @@ from localchat.core.sequence import RequestState, State
 from localchat.core.sequence import Sequence as CoreSequence
 from localchat.core.spec_decode.draft_model import DraftModel
 from localchat.core.spec_decode.draft_planner import DraftPlanner
-from localchat.core.spec_decode.ngram_index import NgramIndex
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
 from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.spec_decode.step_cost import CostModel
@@ -61,9 +60,9 @@ class DraftReplay:
         assert self.sequence.drafts is not None
         return self.sequence.drafts
 
-    def begin(self, prompt: Sequence[int], earlier: Sequence[NgramIndex] = ()) -> None:
+    def begin(self, prompt: Sequence[int]) -> None:
         """Begin an answer to a prompt."""
-        drafts = SequenceDrafts(NgramProposer(prompt, earlier), uses_model=self._model is not None)
+        drafts = SequenceDrafts(NgramProposer(prompt), uses_model=self._model is not None)
         self.sequence = planned_sequence(self.sequence.number + 1, drafts)
         self.sequence.tokens = list(prompt)
 

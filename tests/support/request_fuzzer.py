@@ -55,7 +55,6 @@ GOOD: dict[str, dict[str, Any]] = {
         "structured_outputs": {"json": {"type": "object"}, "disable_fallback": True},
         "stream": False,
     },
-    "/v1/rerank": {"query": "a", "documents": ["a", {"text": "b"}], "top_n": 1},
     "/api/chat": {
         "model": "m",
         "messages": [

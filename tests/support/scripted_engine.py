@@ -89,13 +89,6 @@ class ScriptedEngine:
             ([float(len(text)), 1.0] for text in texts), [len(text.encode()) for text in texts]
         )
 
-    def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
-        """Score by the letters that a text shares with the query."""
-        return Vectors(
-            ([float(len(set(query) & set(text)))] for text in texts),
-            [len(f"{query}{text}".encode()) for text in texts],
-        )
-
     def prompt_tokens(self, messages: Messages) -> list[int]:
         return self.tokenize(self.render(messages), special=True)
 

@@ -361,7 +361,6 @@ SCENES: dict[str, Scene] = {
     "history": Scene(past, sizes=DIALOG),
     "history-search": Scene(keys(*"norway", before=past), sizes=((80, 24),)),
     "help": Scene(keys("f1"), sizes=DIALOG),
-    "find": Scene(written("/search rate", "enter", before=talk), RICH),
     "outgrown": Scene(
         outgrow, {"script": too_long, "about": msgspec.structs.replace(INFO, context_tokens=24_000)}
     ),

@@ -13,7 +13,6 @@ from textual.pilot import Pilot
 
 from localchat.chat.conversation import Conversation
 from localchat.config.paths import Paths, find_paths
-from localchat.config.presets import Preset
 from localchat.config.settings import SAMPLING_KEYS, Given, Settings, resolve
 from localchat.config.settings_file import read_settings
 from localchat.engine.events import (
@@ -184,7 +183,6 @@ class Stage:
     changes: dict[str, object] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
-    presets: Mapping[str, Preset] = field(default_factory=dict)
     models: tuple[str, ...] = ("tiny", "other")
     environ: dict[str, str] = field(default_factory=dict)
     conversation: Conversation = field(default_factory=Conversation)
@@ -279,7 +277,6 @@ class Stage:
             keys=self.keys,
             notices=self.notices,
             history_file=self.tmp / "history.sqlite3",
-            presets=self.presets,
             memory_steps=lambda setup: self.memory_steps,
         )
         settled = self.resolve(None, {})

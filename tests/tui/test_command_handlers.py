@@ -19,7 +19,6 @@ from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.widgets.banner import Banner
-from localchat.tui.widgets.find_bar import FindBar
 from tests.support.tui_scenes import held
 from tests.support.tui_stage import Stage, app_of, play, say, sent, told, until
 
@@ -53,12 +52,12 @@ def dialog(pilot: Pilot[int]) -> ListDialog[Any]:
 
 def test_the_table_is_complete_and_finds_the_nearest() -> None:
     assert " ".join(each.name for each in COMMANDS) == (
-        "model new clear system set think tools regen edit undo compact everything copy export search "
+        "model new clear system set think tools regen edit undo compact everything copy export "
         "history stats fit pull help quit"
     )
     assert parse("/SET temperature  0.2 ") == (COMMANDS[4], "temperature  0.2")
     assert parse("/?").command.name == "help"
-    assert [each.name for each in matching("s")] == ["system", "set", "search", "stats"]
+    assert [each.name for each in matching("s")] == ["system", "set", "stats"]
     with pytest.raises(UsageError, match="did you mean /regen"):
         parse("/regn")
     with pytest.raises(UsageError, match="NAME"):
@@ -69,7 +68,7 @@ def test_completion_shows_the_commands_with_a_line_of_help(tmp_path: Path) -> No
     async def what(pilot: Pilot[int]) -> None:
         composer = app_of(pilot).chat.composer
         await pilot.press("slash", "s")
-        assert composer.completions.option_count == 4
+        assert composer.completions.option_count == 3
         await pilot.press("down", "tab")
         assert composer.text == "/set "
         assert not composer.completions.display
@@ -324,16 +323,12 @@ def test_a_marked_answer_stands_for_its_question(tmp_path: Path) -> None:
     play(stage, what)
 
 
-def test_search_fit_help_and_quit(tmp_path: Path) -> None:
+def test_fit_help_and_quit(tmp_path: Path) -> None:
     stage = Stage(tmp_path, script=lambda request: told("a needle in hay, a needle"))
 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
         await say(pilot, "q")
-        await command(pilot, "/search needle")
-        assert str(app.chat.query_one("#found").render()) == "1 of 2  ↑ ↓"
-        await pilot.press("escape")
-        assert not app.chat.query_one(FindBar).display
         await command(pilot, "/fit other")
         await until(pilot, lambda: notices(pilot))
         assert "Fits: needs 6.7 GB of the 11.0 GB that are free" in notices(pilot)[-1]

@@ -8,7 +8,6 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from localchat.chat.conversation import Conversation, Question
-from localchat.config.presets import Preset
 from localchat.engine.events import Text
 from localchat.engine.request import Message
 from localchat.errors import NetworkError, UsageError
@@ -488,32 +487,6 @@ def test_tokens_that_nobody_counts_are_unknown_and_another_model_counts_anew(
             await until(pilot, lambda: "tokens unknown" in attached(pilot))
         app.chat.run_command("/model other")
         await until(pilot, lambda: "625 tokens" in attached(pilot))
-
-    play(stage, what)
-
-
-def test_a_preset_is_completed_and_asks_by_its_template(tmp_path: Path) -> None:
-    stage = Stage(tmp_path / "data")
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "same.txt").write_text("x")
-    values = {"system": "Be brief.", "temperature": 0.25}
-    stage.presets = {"sum": Preset("sum", values, "Sum up: {input}")}
-
-    async def what(pilot: Pilot[int]) -> None:
-        app = app_of(pilot)
-        composer = app.chat.composer
-        composer.root = tmp_path / "tree"
-        await pilot.press("at", "s")
-        await until(pilot, lambda: composer.completions.option_count == 2)
-        await pilot.press("tab")
-        assert composer.text == "@sum "
-        await pilot.press(*"this", "enter")
-        assert await answered(pilot, stage, 1) == "Sum up: this"
-        request = stage.engine.requests[0]
-        assert sent(request)[0] == ("system", "Be brief.")
-        assert request.sampling.temperature == 0.25
-        await say(pilot, "mail @sum now")
-        assert await answered(pilot, stage, 2) == "mail @sum now"
 
     play(stage, what)
 

@@ -9,7 +9,7 @@ import pytest
 from textual import events
 from textual._xterm_parser import XTermParser
 from textual.pilot import Pilot
-from textual.widgets import Input, Static
+from textual.widgets import Static
 
 from localchat.errors import UsageError
 from localchat.tui.keymap import KEYS, key_names, validate_keymap
@@ -18,7 +18,6 @@ from localchat.tui.screens.history import HistoryScreen
 from localchat.tui.screens.models import ModelScreen
 from localchat.tui.screens.parameters import ParameterScreen
 from localchat.tui.screens.settings import SettingsScreen
-from localchat.tui.widgets.find_bar import FindBar
 from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import Stage, app_of, footer, play, say, sent, told, until
 
@@ -36,11 +35,6 @@ def test_letters_that_are_not_seen_are_written(tmp_path: Path) -> None:
         for event in XTermParser().feed(f"{words}\u202e\u00ad"):
             app.post_message(event)
         await until(pilot, lambda: app.chat.composer.text == words)
-        await pilot.press("ctrl+f")
-        for event in XTermParser().feed("\u65e5\u3000\u672c"):
-            app.post_message(event)
-        needle = app.chat.query_one("#needle", Input)
-        await until(pilot, lambda: needle.value == "\u65e5\u3000\u672c")
 
     play(Stage(tmp_path), what)
 
@@ -220,13 +214,9 @@ def test_screens_open_and_escape_closes_them(tmp_path: Path, key: str, screen: t
     play(Stage(tmp_path), what)
 
 
-def test_the_palette_the_panel_themes_and_thinking(tmp_path: Path) -> None:
+def test_the_panel_themes_and_thinking(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
-        await pilot.press("ctrl+p")
-        await until(pilot, lambda: app.screen is not app.chat)
-        await pilot.press("escape")
-        await until(pilot, lambda: app.screen is app.chat)
         await pilot.press("ctrl+o")
         await until(pilot, lambda: app.chat.panel.display)
         await until(pilot, lambda: app.session.status.stats is not None)
@@ -242,49 +232,6 @@ def test_the_palette_the_panel_themes_and_thinking(tmp_path: Path) -> None:
         await until(pilot, lambda: app.session.setup.settings.think == "on")
 
     play(Stage(tmp_path), what)
-
-
-@pytest.mark.parametrize("key", ["pagedown", "pageup"])
-def test_a_page_key_before_the_palette_is_laid_out_ends_nothing(tmp_path: Path, key: str) -> None:
-    async def what(pilot: Pilot[int]) -> None:
-        app = app_of(pilot)
-        await pilot.press("ctrl+p")
-        await until(pilot, lambda: app.screen is not app.chat)
-        await pilot.press(key, "escape")
-        await until(pilot, lambda: app.screen is app.chat)
-
-    play(Stage(tmp_path), what)
-
-
-def test_the_palette_has_commands_and_keys(tmp_path: Path) -> None:
-    async def what(pilot: Pilot[int]) -> None:
-        app = app_of(pilot)
-        await pilot.press("ctrl+p")
-        await until(pilot, lambda: app.screen is not app.chat)
-        entries = app.screen._entries  # type: ignore[attr-defined]
-        by_label = {entry.label: entry for entry in entries}
-        assert by_label["Settings"].keys == "F2"
-        assert by_label["/new"].keys == "Ctrl+N"
-        assert by_label["/compact"].keys == ""
-        await pilot.press(*"/new", "enter")
-        await until(pilot, lambda: app.screen is app.chat)
-
-    play(Stage(tmp_path), what)
-
-
-def test_the_palette_finds_settings_in_one_row_each(tmp_path: Path) -> None:
-    async def steps(pilot: Pilot[int]) -> None:
-        app = app_of(pilot)
-        await pilot.press("ctrl+p")
-        await until(pilot, lambda: app.screen is not app.chat)
-        await pilot.press(*"temp")
-        options = app.screen.entries.options  # type: ignore[attr-defined]
-        assert "/set temperature" in str(options[0].prompt)
-        assert not any("\n" in str(option.prompt) for option in options)
-        await pilot.press("enter")
-        await until(pilot, lambda: app.chat.composer.text == "/set temperature ")
-
-    play(Stage(tmp_path), steps)
 
 
 def test_keys_in_the_transcript(tmp_path: Path) -> None:
@@ -334,14 +281,6 @@ def test_finding_and_moving_about(tmp_path: Path) -> None:
         await pilot.press("ctrl+end")
         await until(pilot, lambda: view.scroll_y == view.max_scroll_y)
         await pilot.press("pageup", "pagedown")
-        await pilot.press("ctrl+f", *"zz")
-        finder = app.chat.query_one(FindBar)
-        assert finder.display
-        await until(pilot, lambda: view.scroll_y < 5)
-        await pilot.press("backspace", "backspace", *"needle")
-        await pilot.press("up", "enter", "escape")
-        await until(pilot, lambda: not finder.display)
-        assert app.chat.composer.editor.has_focus
 
     play(stage, what)
 

@@ -47,7 +47,6 @@ def test_the_guide_stands_in_for_a_model_that_cannot_run(tmp_path: Path) -> None
 
 
 STEPS = (
-    MemoryStep("chunked_prefill", "always on"),
     MemoryStep(
         "kv_type",
         "KV cache in q8_0 rather than f16",

@@ -1,33 +1,37 @@
-"""Compares a new library with the one in use: it must write the same text."""
+"""Compares a new library with the one in use: the guide must give the same answer with both.
 
-import signal
+Each library answers in a localchat of its own, with its own folders, because it may crash.
+"""
+
+import os
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
-from localchat_llamacpp.helper_process import complete_module
 from localchat_llamacpp.library_source import VARIABLE
-from localchat_llamacpp.rebuild.trial import TrialRequest, TrialResult
 
-_TIE: Final = 0.05
-_TIE_ON_GPU: Final = 0.5
-"""Logit distance below which either of the two likeliest tokens is correct. Libraries round differently, and a
-GPU computes in half precision."""
+_QUESTION: Final = "What is a KV cache, and why does a model need one?"
+_ARGUMENTS: Final = (
+    *("-m", "guide", "--backend", "llamacpp", "--no-attach", "--no-history", "--quiet"),
+    *("--temperature", "0", "--max-tokens", "48"),
+)
+_ON_CPU: Final = ("--gpu-layers", "0")
+_ON_GPU: Final = ("--gpu-layers", "all", "--require-gpu")
+_SAME_CHARACTERS: Final = 60
+"""Start of the answer that must be equal. Libraries round differently, so a later word may differ by right."""
 _TIMEOUT_S: Final = 300.0
-_LAST_LINE: Final = 300
+_PREFIX: Final = "localchat: "
+_VARIABLES: Final = "LOCALCHAT_"
 
-_SPIN: Final = "2000"
-"""GOMP_SPINCOUNT. Threads that spin for longer starve each other on a busy machine."""
-
-Try = Callable[[Path, TrialRequest], TrialResult]
-"""Tries the library at a path. Raises TrialFailed."""
+Try = Callable[[Path, bool], str]
+"""Returns the answer that a library computes, on a GPU if the flag is set. Raises TrialFailed."""
 
 
 class TrialFailed(Exception):
-    """A trial without a result. The text is the end of a sentence."""
+    """A trial without an answer. The text is the end of a sentence."""
 
 
 class Verdict(NamedTuple):
@@ -37,73 +41,56 @@ class Verdict(NamedTuple):
     sentence: str
 
 
-def try_library(library: Path, request: TrialRequest) -> TrialResult:
-    """Try the library in a process of its own. Raises TrialFailed."""
-    try:
-        done = complete_module(
-            "rebuild.trial",
-            timeout_s=_TIMEOUT_S,
-            stdin=msgspec.json.encode(request),
-            environment={VARIABLE: str(library), "GOMP_SPINCOUNT": _SPIN},
-        )
-    except subprocess.TimeoutExpired as slow:
-        raise TrialFailed(f"took longer than {_TIMEOUT_S:.0f} s") from slow
-    try:
-        return msgspec.json.decode(done.stdout, type=TrialResult)
-    except msgspec.DecodeError as problem:
-        raise TrialFailed(_ended(done)) from problem
-
-
-def _ended(done: "subprocess.CompletedProcess[bytes]") -> str:
-    if done.returncode < 0:
+def try_library(library: Path, on_gpu: bool) -> str:
+    """Return the guide's answer with a library. Raises TrialFailed."""
+    placement: tuple[str, ...] = _ON_CPU
+    if on_gpu:
+        placement = _ON_GPU
+    with tempfile.TemporaryDirectory(prefix="localchat-") as folder:
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(_VARIABLES)
+        }
+        environment |= {
+            VARIABLE: str(library),
+            "LOCALCHAT_DATA_DIR": folder,
+            "LOCALCHAT_CONFIG": f"{folder}/settings.toml",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
         try:
-            name = signal.Signals(-done.returncode).name
-        except ValueError:
-            name = f"signal {-done.returncode}"
-        return f"crashed ({name})"
-    last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    return f"failed: {last[:_LAST_LINE] or f'status {done.returncode}'}"
+            done = subprocess.run(
+                [sys.executable, "-m", "localchat", *_ARGUMENTS, *placement, _QUESTION],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+                env=environment,
+            )
+        except subprocess.TimeoutExpired as slow:
+            raise TrialFailed(f"took longer than {_TIMEOUT_S:.0f} s") from slow
+    if done.returncode or not done.stdout.strip():
+        lines = [line for line in done.stderr.splitlines() if line.startswith(_PREFIX)]
+        lines.append(f"status {done.returncode}")
+        raise TrialFailed(f"failed: {lines[0].removeprefix(_PREFIX)}")
+    return done.stdout.strip()
 
 
-def compare(
-    current: Path | None, built: Path, request: TrialRequest, try_: Try = try_library
-) -> Verdict:
+def compare(current: Path | None, built: Path, on_gpu: bool, try_: Try = try_library) -> Verdict:
     """Return whether `built` is correct.
 
-    current: the library in use, None without one. request: the trial of the new library, while `current`
-    computes on the CPU. Blocks for seconds. Raises OSError.
+    current: the library in use, which is tried on the CPU; None without one. Blocks for seconds. Raises
+    OSError.
     """
     try:
-        new = try_(built, request)
+        new = try_(built, on_gpu)
     except TrialFailed as problem:
         return Verdict(False, f"it {problem}")
     if current is None:
         return Verdict(True, "it is the only library here, and it works")
     try:
-        old = _current(current, msgspec.structs.replace(request, gpu=False), try_)
+        old = try_(current, False)
     except TrialFailed as problem:
         return Verdict(True, f"the library in use {problem}, and this one does not")
-    if difference := _difference(old, new, _TIE_ON_GPU if request.gpu else _TIE):
-        return Verdict(False, difference)
+    if old[:_SAME_CHARACTERS] != new[:_SAME_CHARACTERS]:
+        return Verdict(False, f"it generates another text: {new[:_SAME_CHARACTERS]!r}")
     return Verdict(True, "it writes the same text as the library in use")
-
-
-def _current(library: Path, request: TrialRequest, try_: Try) -> TrialResult:
-    """Try the library in use: in safe mode if it crashes otherwise. Raises TrialFailed."""
-    try:
-        return try_(library, request)
-    except TrialFailed:
-        return try_(library, msgspec.structs.replace(request, safe_mode=True))
-
-
-def _difference(old: TrialResult, new: TrialResult, tie: float) -> str:
-    """Return how the new library's text is wrong. Empty if it is correct."""
-    pairs = zip(old.tokens, new.tokens, old.margins, strict=False)
-    for position, (before, now, margin) in enumerate(pairs, 1):
-        if before != now:
-            if margin < tie:
-                return ""  # after a tie, another text is as correct
-            return f"it generates another text: token {position} of {len(old.tokens)} differs"
-    if len(old.tokens) == len(new.tokens):
-        return ""
-    return "it generates a text of another length"

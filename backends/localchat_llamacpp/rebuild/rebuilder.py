@@ -17,11 +17,10 @@ from localchat_llamacpp.rebuild.builder import (
 )
 from localchat_llamacpp.rebuild.comparison import Verdict, compare
 from localchat_llamacpp.rebuild.store import BuildStore
-from localchat_llamacpp.rebuild.trial import TrialRequest
 
 Report = Callable[[RebuildProgress], None]
 Build = Callable[[BuildRequest, Path, Path, Report], Path]
-Compare = Callable[[Path | None, Path, TrialRequest], Verdict]
+Compare = Callable[[Path | None, Path, bool], Verdict]
 
 
 class LlamaCppRebuilder:
@@ -60,12 +59,10 @@ class LlamaCppRebuilder:
         with self._store.locked(), self._store.workspace() as work:
             library = self._build(request, work, self._store.log, report)
             report(RebuildProgress("trying it"))
-            current = find_library().library
-            verdict = self._compare(
-                current.file if current else None,
-                library,
-                TrialRequest(_cores(), gpu=kind != "cpu"),
-            )
+            current = None
+            if in_use := find_library().library:
+                current = in_use.file
+            verdict = self._compare(current, library, kind != "cpu")
             if verdict.accepted:
                 self._store.take(library.parent, library.name, request.version, kind)
         return RebuildOutcome(verdict.accepted, verdict.sentence)
@@ -74,9 +71,3 @@ class LlamaCppRebuilder:
         """Remove the build in use. False without one."""
         with self._store.locked():
             return self._store.remove()
-
-
-def _cores() -> int:
-    from localchat.fit.hardware import read_machine
-
-    return read_machine().cores

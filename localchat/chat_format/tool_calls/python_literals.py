@@ -1,35 +1,28 @@
-"""Converts streamed objects in Python's or Gemma's notation to JSON text.
+"""Converts objects in Python's or Gemma's notation to JSON text, once they are complete.
 
-Keys may lack quotes, strings may have any quotes, and surplus commas are ignored. `True` and `None` become JSON
-constants. An expression such as `date(2024, 1, 2)` or `a + b` becomes a string, so that one argument does not
-spoil the whole call.
+Gemma's keys have no quotes, and its strings are enclosed in `<|"|>`. `True`, `None` and their JSON names become
+JSON constants. An expression such as `date(2024, 1, 2)` becomes a string, so that one argument does not spoil
+the whole call.
 """
 
 import ast
 import json
+import math
 import re
+import warnings
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Final
 
-from localchat.chat_format.parser import partial_tag_start
-
-_Kind: TypeAlias = Literal["call", "dict", "list"]
-
-_QUOTES = ('"""', "'''", '<|"|>', '"', "'")
-_KEYWORD = re.compile(r"([^\W\d]\w*)\s*=(?!=)")
-_PARTIAL_KEYWORD = re.compile(r"[^\W\d]\w*\s*=?\Z")
-_RUN = re.compile(r"""[^,()\[\]{}'"<:]+""")
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?\Z")
-_ESCAPE = re.compile(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}", re.DOTALL)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
-_PARTIAL_ESCAPE = re.compile(r"[xuU][0-9a-fA-F]*")
-_MAX_ESCAPE = 9
-_OCTAL_DIGITS = 3
-_STRING_RUNS = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
-_JSON_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null", "": "null"}
-_MAX_LITERAL = 400
-_OPENERS = "([{"
-_CLOSERS = ")]}"
+_GEMMA_QUOTE: Final = '<|"|>'
+_QUOTES: Final = ('"""', "'''", _GEMMA_QUOTE, '"', "'")
+_PLAIN: Final = re.compile(r"""[^,()\[\]{}'"<]+""")
+_QUOTE_OR_ESCAPE: Final = {
+    quote: re.compile(("" if quote == _GEMMA_QUOTE else r"\\.|") + re.escape(quote), re.DOTALL)
+    for quote in _QUOTES
+}
+_KEYWORD: Final = re.compile(r"\s*([^\W\d]\w*)\s*=(?!=)")
+_BARE_KEY: Final = re.compile(r"([{,]\s*|\A\s*)([^\W\d][\w.-]*)\s*:")
+_CONSTANTS: Final = {"true": True, "false": False, "none": None, "null": None}
 
 
 class PythonObject:
@@ -38,290 +31,127 @@ class PythonObject:
     def __init__(self, *, call: bool, order: Sequence[str] = ()) -> None:
         """call: keys are written `key=`, as in a Python call. order: keys of the positional arguments."""
         self.done = False
+        self._is_call = call
         self._order = order
-        self._levels: list[tuple[_Kind, str]] = [("call" if call else "dict", "}")]
-        self._state: Literal["item", "value", "string", "raw", "after"] = "item"
-        self._buffer = ""
-        self._raw = ""
-        self._raw_levels = 0
-        self._raw_quote = ""
-        self._dropped = False
+        self._text = ""
+        self._index = 0
+        self._depth = 1
         self._quote = ""
-        self._is_key = False
-        self._open_string = False
-        self._counts = [0]
-        self._out = ["{"]
+        self._items: list[str] = []
+        self._item_start = 0
+        self._out = ""
 
     def take(self) -> str:
-        """Return the JSON text that became certain since the last call."""
-        out = "".join(self._out)
-        self._out.clear()
+        """Return the JSON text that became certain since the last call: all of it at the end."""
+        out = self._out
+        self._out = ""
         return out
 
     def feed(self, text: str) -> str:
         """Add text, and return the text after the object's end."""
-        self._buffer += text
-        while self._buffer and not self.done and self._step():
-            pass
+        self._text += text
+        while not self.done and self._index < len(self._text):
+            step = self._in_string if self._quote else self._between_strings
+            if not step():
+                return ""
         if not self.done:
             return ""
-        remaining = self._buffer
-        self._buffer = ""
+        remaining = self._text[self._index :]
+        self._text = ""
         return remaining
 
-    def _step(self) -> bool:
-        """Read one token. Return False if more text is needed."""
-        if self._state == "string":
-            return self._in_string()
-        if self._state == "raw":
-            return self._in_raw()
-        self._buffer = self._buffer.lstrip()
-        if not self._buffer:
-            return False
-        if self._state == "after":
-            return self._after()
-        return self._item()
-
-    def _item(self) -> bool:
-        """Start an item, or the value after a key."""
-        text = self._buffer
-        starts_item = self._state == "item"
-        if starts_item and text[0] in _CLOSERS:
-            return self._close()
-        if starts_item and text[0] == ",":
-            self._buffer = text[1:]
-            return True
-        if any(quote.startswith(text) and quote != text for quote in _QUOTES) and len(text) < 5:
-            return False
-        kind = self._levels[-1][0]
-        if starts_item and kind == "call":
-            if match := _KEYWORD.match(text):
-                if match.end() == len(text):
-                    # A second `=` may follow.
-                    return False
-                self._key(match.group(1))
-                self._buffer = text[match.end() :]
-                self._state = "value"
-                return True
-            if _PARTIAL_KEYWORD.match(text):
-                return False
-            index = self._counts[-1]
-            self._key(self._order[index] if index < len(self._order) else f"argument_{index + 1}")
-        elif starts_item:
-            self._separate()
-        self._is_key = starts_item and kind == "dict"
-        return self._begin(text)
-
-    def _separate(self) -> None:
-        """Count an item, and write a comma before all but the first."""
-        if self._counts[-1]:
-            self._out.append(", ")
-        self._counts[-1] += 1
-
-    def _key(self, name: str) -> None:
-        self._separate()
-        self._out.append(json.dumps(name, ensure_ascii=False) + ": ")
-
-    def _begin(self, text: str) -> bool:
-        """Start a key or a value."""
-        quote = next((quote for quote in _QUOTES if text.startswith(quote)), "")
-        if quote:
-            self._buffer = text[len(quote) :]
-            self._quote = quote
-            self._state = "string"
-            if not self._open_string:
-                self._out.append('"')
-            self._open_string = True
-        elif text[0] in _OPENERS and not self._is_key:
-            if text[0] == "{":
-                self._levels.append(("dict", "}"))
-                self._out.append("{")
-            else:
-                self._levels.append(("list", "]"))
-                self._out.append("[")
-            self._counts.append(0)
-            self._buffer = text[1:]
-            self._state = "item"
-        else:
-            self._begin_raw(dropped=False)
-        return True
-
-    def _close(self) -> bool:
-        self._out.append(self._levels.pop()[1])
-        self._counts.pop()
-        self._buffer = self._buffer[1:]
-        self._state = "after"
-        self.done = not self._levels
-        self._is_key = False
-        return True
-
-    def _after(self) -> bool:
-        """Continue after a key or a value."""
-        text = self._buffer
-        quotes = tuple(quote for quote in _QUOTES if quote != '<|"|>')
-        if self._open_string and text.startswith(quotes):
-            if text in ('""', "''"):
-                return False
-            # Python joins adjacent strings.
-            return self._begin(text)
-        self._end_string()
-        if self._is_key:
-            self._is_key = False
-            self._out.append(": ")
-            if text[0] == ":":
-                self._buffer = text[1:]
-                self._state = "value"
-            else:
-                self._out.append("null")
-            return True
-        if text[0] == ",":
-            self._buffer = text[1:]
-            self._state = "item"
-        elif text[0] in _CLOSERS:
-            return self._close()
-        else:
-            self._begin_raw(dropped=True)
-        return True
-
-    def _end_string(self) -> None:
-        if self._open_string:
-            self._out.append('"')
-            self._open_string = False
-
     def _in_string(self) -> bool:
-        if self._quote == '<|"|>':
-            return self._in_gemma_string()
-        return self._in_python_string(self._buffer, self._quote)
-
-    def _in_gemma_string(self) -> bool:
-        text, quote, remaining = self._buffer.partition(self._quote)
-        if quote:
-            self._out.append(_json(text))
-            self._buffer = remaining
-            self._state = "after"
-            return True
-        end = partial_tag_start(self._buffer, (self._quote,))
-        self._out.append(_json(self._buffer[:end]))
-        self._buffer = self._buffer[end:]
-        return False
-
-    def _in_python_string(self, text: str, quote: str) -> bool:
-        run = _STRING_RUNS[quote[0]]
-        index = 0
-        while True:
-            if match := run.match(text, index):
-                self._out.append(_json(match.group()))
-                index = match.end()
-            if text.startswith(quote, index):
-                self._buffer = text[index + len(quote) :]
-                self._state = "after"
+        """Find the end of a string. Return False if more text is needed."""
+        for match in _QUOTE_OR_ESCAPE[self._quote].finditer(self._text, self._index):
+            self._index = match.end()
+            if match[0] == self._quote:
+                self._quote = ""
                 return True
-            ahead = text[index : index + 1 + _MAX_ESCAPE]
-            if ahead[:1] == "\\" and not _is_open(ahead[1:]):
-                escape, length = _unescaped(ahead[1:])
-                if len(escape) == 1 and "\ud800" <= escape < "\ue000":
-                    # JSON can express half of a surrogate pair only as an escape.
-                    self._out.append(f"\\u{ord(escape):04x}")
-                else:
-                    self._out.append(_json(escape))
-                index += 1 + length
-            elif not ahead or ahead[0] == "\\" or quote.startswith(ahead):
-                self._buffer = text[index:]
-                return False
+        # The end of the text may be a part of the closing quote, or of an escape.
+        end = len(self._text) - len(self._quote) + 1
+        if self._text.endswith("\\"):
+            end = min(end, len(self._text) - 1)
+        self._index = max(self._index, end)
+        return False
+
+    def _between_strings(self) -> bool:
+        """Read a bracket, a comma, a quote, or the text before one. Return False if more text is needed."""
+        text = self._text
+        if run := _PLAIN.match(text, self._index):
+            self._index = run.end()
+            return True
+        start = text[self._index : self._index + len(_GEMMA_QUOTE)]
+        if any(quote.startswith(start) and quote != start for quote in _QUOTES):
+            return False
+        self._quote = next((quote for quote in _QUOTES if start.startswith(quote)), "")
+        self._index += len(self._quote) or 1
+        if start[0] in "([{":
+            self._depth += 1
+        elif start[0] in ")]}":
+            self._depth -= 1
+            if not self._depth:
+                self._end_item()
+                self._out = self._json()
+                self.done = True
+        elif start[0] == "," and self._depth == 1:
+            self._end_item()
+        return True
+
+    def _end_item(self) -> None:
+        item = self._text[self._item_start : self._index - 1]
+        self._item_start = self._index
+        if item.strip():
+            self._items.append(item)
+
+    def _json(self) -> str:
+        values: dict[str, Any] = {}
+        for number, item in enumerate(self._items):
+            if not self._is_call:
+                key, _, source = _as_python(item).partition(":")
+                values[str(_value_of(key))] = _value_of(source or "null")
+            elif keyword := _KEYWORD.match(item):
+                values[keyword[1]] = _value_of(item[keyword.end() :])
+            elif number < len(self._order):
+                values[self._order[number]] = _value_of(item)
             else:
-                # A single quote inside triple quotes is text.
-                self._out.append(_json(ahead[0]))
-                index += 1
-
-    def _begin_raw(self, *, dropped: bool) -> None:
-        """Start text without quotes. dropped: it follows a value, like `+ 1`, and is ignored."""
-        self._raw = ""
-        self._raw_levels = 0
-        self._raw_quote = ""
-        self._dropped = dropped
-        self._state = "raw"
-
-    def _in_raw(self) -> bool:
-        """Read up to a comma, colon or bracket that ends the value."""
-        while self._buffer:
-            if self._raw_quote:
-                end = self._buffer.find(self._raw_quote)
-                if end < 0:
-                    self._move_to_raw(len(self._buffer))
-                    return False
-                self._move_to_raw(end + 1)
-                self._raw_quote = ""
-                continue
-            if run := _RUN.match(self._buffer):
-                self._move_to_raw(run.end())
-                continue
-            character = self._buffer[0]
-            if not self._raw_levels and (
-                character in ",)]}" or (character == ":" and self._is_key)
-            ):
-                return self._emit_raw()
-            self._raw_levels += (character in _OPENERS) - (character in _CLOSERS)
-            if character in "'\"":
-                self._raw_quote = character
-            self._move_to_raw(1)
-        return False
-
-    def _move_to_raw(self, count: int) -> None:
-        self._raw += self._buffer[:count]
-        self._buffer = self._buffer[count:]
-
-    def _emit_raw(self) -> bool:
-        raw = self._raw.strip()
-        self._raw = ""
-        self._state = "after"
-        if self._is_key:
-            self._out.append(json.dumps(raw, ensure_ascii=False))
-        elif not self._dropped:
-            self._out.append(_literal(raw))
-        return True
+                values[f"argument_{number + 1}"] = _value_of(item)
+        text = json.dumps(values, ensure_ascii=False)
+        # Python writes emoji as two escapes, and JSON text cannot contain half of a pair.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _is_open(escape: str) -> bool:
-    """Whether an escape, given without its backslash, may continue after this text."""
-    if not escape:
-        return True
-    if escape[0] not in "xuU01234567" or len(escape) == _MAX_ESCAPE:
-        return False
-    match = _ESCAPE.match(escape)
-    if escape[0] in "xuU":
-        return match is None and _PARTIAL_ESCAPE.fullmatch(escape) is not None
-    return match is not None and match.end() == len(escape) < _OCTAL_DIGITS
+def _as_python(item: str) -> str:
+    """Return an item in Gemma's notation as Python's."""
+    parts = item.split(_GEMMA_QUOTE)
+    parts[::2] = [_BARE_KEY.sub(r'\1"\2":', part) for part in parts[::2]]
+    parts[1::2] = map(repr, parts[1::2])
+    return "".join(parts)
 
 
-def _unescaped(text: str) -> tuple[str, int]:
-    """Decode the Python escape at the start of a text, after its backslash.
-
-    Return the result and its length.
-    """
-    match = _ESCAPE.match(text)
-    if match is None:
-        character = text[0]
-        if character in "\\'\"":
-            return character, 1
-        return _ESCAPES.get(character, "\\" + character), 1
-    escape = match.group()
-    code = int(escape, 8) if escape[0].isdigit() else int(escape[1:], 16)
-    return chr(code) if code < 0x110000 else "\ufffd", len(escape)
+def _value_of(source: str) -> Any:  # noqa: ANN401 - JSON
+    """Return the value of an expression, or its text if it is no literal."""
+    source = source.strip()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a backslash that escapes nothing
+            return _converted(ast.parse(source, mode="eval").body)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return source
 
 
-def _literal(raw: str) -> str:
-    """Return the JSON text of a value without quotes."""
-    if raw.lower() in _JSON_WORDS:
-        return _JSON_WORDS[raw.lower()]
-    if _NUMBER.match(raw):
-        return raw
-    if len(raw) <= _MAX_LITERAL:
-        try:
-            return json.dumps(ast.literal_eval(raw), ensure_ascii=False, allow_nan=False)
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            pass
-    return json.dumps(raw, ensure_ascii=False)
-
-
-def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+def _converted(node: ast.expr) -> Any:  # noqa: ANN401 - JSON
+    match node:
+        case ast.Constant(str() | bool() | int() | None as value):
+            return value
+        case ast.Constant(float() as value) if math.isfinite(value):
+            return value
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
+            return -value
+        case ast.Name(name):
+            return _CONSTANTS.get(name.lower(), name)
+        case ast.List(items) | ast.Tuple(items) | ast.Set(items):
+            return [_converted(item) for item in items]
+        case ast.Dict(keys, values) if None not in keys:
+            pairs = zip(keys, values, strict=True)
+            return {str(_converted(key)): _converted(value) for key, value in pairs if key}
+    return ast.unparse(node)

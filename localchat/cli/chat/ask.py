@@ -3,6 +3,7 @@
 The one-shot answer, the line mode and the screen are imported when they are used, so that each starts fast.
 """
 
+import shlex
 import sys
 from functools import partial
 from pathlib import PurePath
@@ -18,10 +19,10 @@ from localchat.cli.chat.choose_model import fetched_if_wanted
 from localchat.cli.chat.conversation_options import resumed
 from localchat.cli.chat.prompt import decoded_words, join_parts, read_files, read_stdin
 from localchat.cli.context import app_context
-from localchat.cli.options import AFTER_DASHES
-from localchat.cli.preset_options import chosen_settings, question, without_preset
+from localchat.cli.options import AFTER_DASHES, given_flags
 from localchat.cli.resolve import Inputs, Setup, resolve_setup
 from localchat.cli.streams import Terminal
+from localchat.config.paths import expand_home
 from localchat.engine.attachments import attached_sentence
 from localchat.engine.request import Attachment
 from localchat.errors import ModelMissing, UsageError
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
     """Answer and return the exit code. Raises LocalchatError."""
     options = ask_options(ctx)
-    words = without_preset(ctx, words)
     mentioned: tuple[str, ...] = ()
     if not options.interactive:
         mentioned, words = _mentioned(ctx, words)
@@ -57,7 +57,7 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
         raise _nothing_to_ask()
     conversation = before or Conversation()
     conversation.model = setup.model.word
-    if before is None or "system" in chosen_settings(ctx):
+    if before is None or "system" in given_flags(ctx):
         conversation.system = setup.settings.system or ""
     # These flags apply to one answer, so a conversation would ignore them.
     if not prompt and options.grammar is not None:
@@ -85,8 +85,27 @@ def _mentioned(ctx: click.Context, words: str) -> tuple[tuple[str, ...], str]:
         return (), words
     from localchat.cli.document_options import open_library
 
-    app = app_context(ctx)
-    return open_library(app).mentions(words)
+    library = open_library(app_context(ctx))
+    if words.startswith("@"):
+        _refuse_file(words)
+        library.check_first_mention(words, strict=True)
+    return library.mentions(words)
+
+
+def _refuse_file(words: str) -> None:
+    """Raise UsageError for `@FILE` before a question. On the command line a file needs `-f`."""
+    name, _, question = words[1:].partition(" ")
+    if "." not in name and "/" not in name:
+        return
+    try:
+        is_file = expand_home(name).is_file()
+    except (OSError, ValueError):
+        return
+    if is_file:
+        raise UsageError(
+            f"@{name} is a file, and @NAME names documents",
+            hint=f"attach it: {shlex.join(['localchat', '-f', name, question or 'Summarize this.'])}",
+        )
 
 
 def _nothing_to_ask() -> UsageError:
@@ -142,11 +161,9 @@ def _prompt(ctx: click.Context, words: str) -> Question:
     for item in named:
         terminal.notify(attached_sentence(item))
     text = join_parts([files.text, piped.text, words])
-    prompt = question(ctx, text)
     included = text.removesuffix(words)
-    # The template of a preset may put the text anywhere.
-    if prompt != text or not words.strip() or not included:
-        return Question(prompt, (), attachments)
+    if not words.strip() or not included:
+        return Question(text, (), attachments)
     media_names = {item.name for item in files.attachments}
     labels = [name for name in names if PurePath(name).name not in media_names]
     if piped.text.strip():
@@ -165,7 +182,7 @@ def _resolved(ctx: click.Context, model_word: str | None, before: Conversation |
     A conversation keeps its model unless a flag names another one.
     """
     name = model_word
-    if name is None and before is not None and "model" not in chosen_settings(ctx):
+    if name is None and before is not None and "model" not in given_flags(ctx):
         name = before.model or None
     try:
         return resolve_setup(ctx, name)

@@ -11,7 +11,6 @@ from localchat.cli.context import AppContext
 from localchat.cli.document_options import complete_documents, open_library
 from localchat.cli.options import complete_file
 from localchat.cli.output import print_json, print_lines, table
-from localchat.cli.preset_options import read_presets
 from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import expand_home, find_paths
 from localchat.documents.folder import MAX_FILES
@@ -116,8 +115,6 @@ def _learn(
     has_name_flag = name is not None
     name = name.removeprefix("@") if name is not None else _derived_name(locations[0])
     is_new = not library.path(name).exists()
-    if name in read_presets(app):
-        raise UsageError(f"@{name} is already a preset", hint="--name chooses another name")
     if is_new and not locations:
         raise UsageError(
             f"there are no documents @{name}", hint=f"localchat learn DIR --name {name}"

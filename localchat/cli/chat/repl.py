@@ -22,7 +22,6 @@ from localchat.cli.chat.session_context import session_context
 from localchat.cli.resolve import Setup, model_label, opened_engine, remember
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
-from localchat.config.presets import addressed
 from localchat.engine.attachments import attached_sentence
 from localchat.engine.interface import Engine
 from localchat.engine.stats_line import stats_line
@@ -34,7 +33,6 @@ from localchat.errors import (
     HistoryUnusable,
     LocalchatError,
     NetworkError,
-    UsageError,
 )
 from localchat.history.store import History
 from localchat.models.resolve import GUIDE
@@ -64,7 +62,6 @@ from localchat.session.commands import LINE_COMMANDS, is_command
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.named_media import with_named_media
 from localchat.session.outcome import Outcome
-from localchat.session.presets import setup_of
 from localchat.session.progress import progress_words
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.session import ChatSession
@@ -346,9 +343,6 @@ class Repl:
             self._runner.unsent = ""
             self._session.recorder.draft("")
         self._offered = None
-        if (problem := self._needs_another_load(text)) is not None:
-            self._print_error(problem)
-            return
         is_first = not self._session.conversation.path()
         outcome = self._call(self._session.ask(*question))
         self._report(outcome, text, is_first=is_first)
@@ -364,21 +358,6 @@ class Repl:
             self._print_stats()
         self._report_history(self._session.recorder.trouble)
         return outcome
-
-    def _needs_another_load(self, text: str) -> LocalchatError | None:
-        """Return an error if the preset of a question needs another load or is unusable."""
-        try:
-            preset, _ = addressed(
-                text, self._session.context.presets, self._session.context.library.names()
-            )
-            if preset is None or not setup_of(self._session, preset).reload:
-                return None
-        except LocalchatError as problem:
-            return problem
-        return UsageError(
-            f"@{preset.name} needs another model, or other load settings",
-            hint=f"leave with Ctrl+D, then: localchat -c -i @{preset.name}",
-        )
 
     def _regenerate(self) -> None:
         question = self._session.last_question()

@@ -53,14 +53,12 @@ def complete_conversation(
 def complete_mention(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """Complete presets and documents as `@name`."""
+    """Complete documents as `@name`."""
     if not incomplete.startswith("@"):
         return []
     from localchat.cli.document_options import complete_documents
-    from localchat.cli.preset_options import complete_preset
 
-    presets = complete_preset(ctx, param, incomplete, sign="@")
-    return presets + complete_documents(ctx, param, incomplete, sign="@")
+    return complete_documents(ctx, param, incomplete, sign="@")
 
 
 def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":

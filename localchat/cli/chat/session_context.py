@@ -71,7 +71,6 @@ def session_context(setup: Setup) -> tuple[SessionContext, ModelSetup]:
         remember=remember,
         keys=file.keys,
         notices=file.notices,
-        presets=file.presets,
         mcp_servers=file.mcp_servers,
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
     )

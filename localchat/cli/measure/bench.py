@@ -1,6 +1,6 @@
-"""Command `localchat bench`: measures models and servers under load, and shows what was measured."""
+"""Command `localchat bench`: measures models and servers under load."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -9,22 +9,16 @@ import click
 from localchat.cli.context import app_context
 from localchat.cli.measure.options import (
     default_model,
+    json_option,
     models_argument,
     own_prompts,
     parse_counts,
     parse_milliseconds,
     parse_rates,
-    record_options,
+    quiet_option,
     vary_option,
 )
-from localchat.cli.measure.records import (
-    MeasuredResult,
-    RecordView,
-    record_command,
-    run_to_end,
-    short_date,
-    stored_as,
-)
+from localchat.cli.measure.records import MeasuredResult, measure_command, run_to_end
 from localchat.cli.options import FiniteRange, UserPath, load_flags
 from localchat.cli.output import table
 from localchat.errors import UsageError
@@ -120,7 +114,11 @@ _MAX_CLIENTS: Final = 4096
     help="Randomness. Default: 0.",
 )
 @load_flags
-@record_options
+@click.option(
+    "--keep/--no-keep", default=True, help="Store the result for localchat plan. Default: on."
+)
+@json_option
+@quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, **_: object) -> int:
     """Measure a model or a server under load.
@@ -133,11 +131,13 @@ def command(ctx: click.Context, /, **_: object) -> int:
     results so far.
     """
     from localchat.config.paths import find_paths
-    from localchat.measure.store import bench_store
+    from localchat.measure.store import BenchStore
 
-    store = bench_store(find_paths(app_context(ctx).environ).data_dir)
-    view = RecordView(store, record_lines, _list_lines)
-    return record_command(ctx, view, lambda: _measure(ctx))
+    store = BenchStore(find_paths(app_context(ctx).environ).data_dir)
+    keep = None
+    if ctx.params["keep"]:
+        keep = store.add
+    return measure_command(ctx, lambda: _measure(ctx), record_lines, keep)
 
 
 def _measure(ctx: click.Context) -> "MeasuredResult[BenchRecord]":
@@ -244,8 +244,13 @@ def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
             f"Other programs used {record.others_share:.0%} of the CPU: expect better figures without "
             "them."
         )
+    stored = "Not stored"
+    if record.id:
+        stored = f"Stored as number {record.id}"
+    if not record.complete:
+        stored += ", interrupted"
     yield (
-        f"{stored_as(record, complete=record.complete)}; times are p50/p95/p99, p50/p95/max below 100 values, "
+        f"{stored}; times are p50/p95/p99, p50/p95/max below 100 values, "
         "median [minimum-maximum] below 20."
     )
 
@@ -262,32 +267,3 @@ def _series_lines(record: "BenchRecord", series: "list[Point]", width: int | Non
 
 def _table_lines(data: "ReportTable", width: int | None) -> list[str]:
     return table(data.head, data.rows, right=range(data.left, len(data.head)), width=width)
-
-
-def _list_lines(records: "Sequence[BenchRecord]") -> list[str]:
-    from localchat.measure.sweep import point_series, saturation
-    from localchat.units import rate
-
-    rows = []
-    for record in records:
-        all_series = list(point_series(record.points))
-        rates = [point.figures.tokens_per_s for series in all_series for point in series]
-        saturated = None
-        if all_series:
-            saturated = saturation(all_series[0])
-        saturated_at = "-"
-        if saturated is not None and saturated.reached:
-            saturated_at = str(saturated.clients)
-        rows.append(
-            (
-                str(record.id),
-                short_date(record),
-                ", ".join(record.models),
-                ", ".join(shape.name for shape in record.spec.shapes),
-                str(len(record.spec.variants)),
-                rate(max(rates, default=0.0)),
-                saturated_at,
-            )
-        )
-    head = ("N", "DATE", "MODEL", "SHAPE", "VARIANTS", "BEST", "SATURATED AT")
-    return table(head, rows, right=(0, 4, 5, 6))

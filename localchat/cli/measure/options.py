@@ -1,8 +1,7 @@
 """Flags of the measuring commands, and the parsers of their values."""
 
 import re
-from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 import click
 
@@ -17,8 +16,6 @@ _MAX_CONVERSATIONS: Final = 200
 _PLAIN_ROLES: Final = ("system", "user", "assistant")
 _MAX_COUNT: Final = 1_000_000_000
 
-_Decorated = TypeVar("_Decorated", bound=Callable[..., object])
-
 models_argument = click.argument(
     "words", metavar="[MODEL...]", nargs=-1, shell_complete=complete_model
 )
@@ -32,20 +29,6 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 quiet_option = click.option(
     "-q", "--quiet/--no-quiet", "quiet", default=None, help="Show no progress. Default: off."
 )
-_RECORD_OPTIONS: Final = (
-    click.option("--keep/--no-keep", default=True, help="Store the result. Default: on."),
-    click.option("--list", "as_list", is_flag=True, help="List the stored results."),
-    click.option("--show", metavar="N", help="Show a stored result: its number, last, or a file."),
-    json_option,
-    quiet_option,
-)
-
-
-def record_options(function: _Decorated) -> _Decorated:
-    """Add the flags of a command whose results are stored; see `cli.measure.records`."""
-    for option in reversed(_RECORD_OPTIONS):
-        function = option(function)
-    return function
 
 
 def default_model(ctx: click.Context) -> str:

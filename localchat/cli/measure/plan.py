@@ -14,9 +14,8 @@ from localchat.units import counted, duration
 
 if TYPE_CHECKING:
     from localchat.config.prices import Prices
-    from localchat.measure.records import BenchRecord
     from localchat.measure.service_plan import AnswerCosts, ServiceDemand, ServicePlan
-    from localchat.measure.store import RecordStore
+    from localchat.measure.store import BenchStore
 
 _MIN_RATE: Final = 0.1
 """Rate below which a longer unit of time is clearer."""
@@ -77,12 +76,12 @@ def command(ctx: click.Context, /, word: str | None, **_: object) -> int:
     of [prices] in the settings file.
     """
     from localchat.config.paths import find_paths
-    from localchat.measure.store import bench_store
+    from localchat.measure.store import BenchStore
 
     environ = app_context(ctx).environ
     demand = _demand(ctx)
     prices = _prices(environ, ctx.params["prices"])
-    store = bench_store(find_paths(environ).data_dir)
+    store = BenchStore(find_paths(environ).data_dir)
     plan = _plan(store, word, ctx.params["number"], demand, prices)
     if ctx.params["as_json"]:
         print_json(environ, plan)
@@ -129,7 +128,7 @@ def _prices(environ: Mapping[str, str], arguments: tuple[str, ...]) -> "Prices":
 
 
 def _plan(
-    store: "RecordStore[BenchRecord]",
+    store: "BenchStore",
     model: str | None,
     number: str | None,
     demand: "ServiceDemand",

@@ -1,6 +1,7 @@
 """Command `localchat quality`: compares models, quantizations, KV types and backends by what they answer."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -9,22 +10,16 @@ import click
 from localchat.cli.context import AppContext, app_context
 from localchat.cli.measure.options import (
     default_model,
+    json_option,
     models_argument,
     parse_counts,
-    record_options,
+    quiet_option,
     vary_option,
 )
-from localchat.cli.measure.records import (
-    MeasuredResult,
-    RecordView,
-    record_command,
-    run_to_end,
-    short_date,
-    stored_as,
-)
+from localchat.cli.measure.records import MeasuredResult, measure_command, run_to_end
 from localchat.cli.options import UserPath, load_flags
 from localchat.cli.output import table
-from localchat.errors import UsageError
+from localchat.errors import LocalchatError, UsageError, reason
 
 if TYPE_CHECKING:
     from localchat.measure.records import QualityRecord, QualitySpec
@@ -105,7 +100,8 @@ _NEEDLE_LENGTHS: Final = (1024, 4096)
 @click.option(
     "--svg", type=UserPath(path_type=Path, dir_okay=False), metavar="FILE", help="Draw charts."
 )
-@record_options
+@json_option
+@quiet_option
 @click.pass_context
 def command(ctx: click.Context, /, **_: object) -> int:
     """Compare the answers of models, quantizations and KV cache types.
@@ -115,13 +111,25 @@ def command(ctx: click.Context, /, **_: object) -> int:
     needles in long texts, and questions of your own. A verdict says whether the model is safe.
     MODEL is a model of this machine. --vary kv-type=f16,q8_0 compares settings of one model in the same way.
     """
-    from localchat.config.paths import find_paths
-    from localchat.measure.plot import quality_svg
-    from localchat.measure.store import quality_store
+    svg: Path | None = ctx.params["svg"]
+    keep = None
+    if svg is not None:
+        if not svg.absolute().parent.is_dir():
+            raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
+        keep = partial(_draw, svg)
+    return measure_command(ctx, lambda: _measure(ctx), _record_lines, keep)
 
-    store = quality_store(find_paths(app_context(ctx).environ).data_dir)
-    view = RecordView(store, _record_lines, _list_lines, quality_svg)
-    return record_command(ctx, view, lambda: _measure(ctx))
+
+def _draw(path: Path, record: "QualityRecord") -> "QualityRecord":
+    """Draw a result into a file, and return it. Raises LocalchatError."""
+    from localchat.atomic import write_text
+    from localchat.measure.plot import quality_svg
+
+    try:
+        write_text(path, quality_svg(record))
+    except OSError as problem:
+        raise LocalchatError(f"{path} cannot be written: {reason(problem)}") from problem
+    return record
 
 
 def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
@@ -229,7 +237,6 @@ def _parse_tests(
 
 def _read_text(app: AppContext, path: Path | None, *, history: bool) -> tuple[str, str]:
     """Return name and content of the text to score. Raises UsageError."""
-    from localchat.errors import reason
     from localchat.measure.workload import SAMPLE_TEXT, sample_text
 
     if path is not None and history:
@@ -261,15 +268,14 @@ def _history_text(app: AppContext) -> str:
 
 
 def _record_lines(record: "QualityRecord", width: int | None) -> list[str]:
-    """Format a result. A terminal also gets a grid of the needles."""
+    """Format a result."""
     from localchat.measure import quality_report
 
     lines = _table_lines(quality_report.HEAD, list(quality_report.rows(record)), 1, width)
-    if width is not None:
-        lines += quality_report.needle_grid(record)
     lines += quality_report.sentences(record)
-    stored = stored_as(record, complete=record.complete)
-    return [*lines, f"{stored}; text: {record.spec.text}."]
+    if not record.complete:
+        lines.append("The comparison was interrupted.")
+    return [*lines, f"Text: {record.spec.text}."]
 
 
 def _table_lines(
@@ -280,19 +286,3 @@ def _table_lines(
     shown = [[row[column] for column in used] for row in rows]
     names = [head[column] for column in used]
     return table(names, shown, right=range(left, len(used)), width=width, keep=left)
-
-
-def _list_lines(records: "Sequence[QualityRecord]") -> list[str]:
-    rows = [
-        (
-            str(record.id),
-            short_date(record),
-            ", ".join(measured.variant.name for measured in record.measured),
-        )
-        for record in records
-    ]
-    head, *lines = table(("N", "DATE", "MODELS"), rows, right=(0,))
-    shown = [head]
-    for line, record in zip(lines, records, strict=True):
-        shown += [line, *(f"   {verdict}" for verdict in record.verdicts)]
-    return shown

@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 
 @click.command("rm")
 @click.argument("words", metavar="MODEL", nargs=-1, required=True, shell_complete=complete_model)
-@click.option("--force", is_flag=True, help="Also remove files of other programs.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_json: bool) -> int:
+def command(app: AppContext, words: tuple[str, ...], yes: bool, as_json: bool) -> int:
     """Remove models, aliases and imported links.
 
-    Files of other programs stay unless you pass --force. Removing an alias or a link keeps the model that it
-    names.
+    Files of other programs are never removed. Removing an alias or a link keeps the model that it names.
     """
     from localchat.models.index import find_model, read_index
     from localchat.models.remove import carry_out, plan_removal
@@ -38,7 +36,7 @@ def command(app: AppContext, words: tuple[str, ...], force: bool, yes: bool, as_
         model.name: model
         for model in (find_model(name, index, paths, app.environ) for name in words)
     }
-    removals = [plan_removal(model, index, paths, force=force) for model in models.values()]
+    removals = [plan_removal(model, index, paths) for model in models.values()]
     total = sum(removal.freed_bytes for removal in removals)
     for removal in removals:
         tell(sanitize(_description(removal)))

@@ -192,7 +192,7 @@ def _server(
     from localchat.measure.server_process import server_properties
     from localchat.measure.variants import BenchVariant, is_running
 
-    chosen = _chosen_model(ctx, batch)
+    chosen = _chosen_model(ctx)
     word = chosen.word
     parallel = ctx.params["parallel"]
     runs_already = is_running(word)
@@ -236,13 +236,13 @@ def _slots(ctx: click.Context, name: str) -> int:
     return _SLOTS
 
 
-def _chosen_model(ctx: click.Context, batch: "BatchRun") -> "WorkModel":
+def _chosen_model(ctx: click.Context) -> "WorkModel":
     """Return the model of `-m`, else a default. Raises UsageError, ModelMissing."""
     from localchat.cli.work_model import WorkModel, work_model
 
     if name := ctx.params["word"]:
         return WorkModel(name, "")
-    return work_model(ctx, batch.source.named_models())
+    return work_model(ctx)
 
 
 def _defaults(ctx: click.Context) -> "LineDefaults":

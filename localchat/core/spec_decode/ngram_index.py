@@ -31,7 +31,7 @@ _WALKED = 8
 
 
 class NgramIndex:
-    """Growing text of token ids below 2**21 (-1 separates texts), with its chains."""
+    """Growing text of token ids below 2**21, with its chains."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens = array("i")
@@ -141,38 +141,3 @@ def _key(a: int, b: int, c: int) -> int:
 def _keys(a: NDArray[np.int64], b: NDArray[np.int64], c: NDArray[np.int64]) -> NDArray[np.int64]:
     key = a * _A ^ b * _B ^ c * _C
     return key ^ key >> 17
-
-
-class EarlierTexts:
-    """Earlier answers of each salt, within limits. No salt sees the texts of another.
-
-    Otherwise the speed of an answer would reveal what other users generated. A salt has two generations. When
-    the young one is full, it replaces the old one, so no index is ever rebuilt. Salts are evicted least
-    recently used first.
-    """
-
-    def __init__(self, salts: int = 16, tokens_per_salt: int = 65_536) -> None:
-        self._salts = salts
-        self._generation_tokens = max(1, tokens_per_salt // 2)
-        self._kept: dict[str, tuple[NgramIndex, ...]] = {}
-
-    def add(self, salt: str, tokens: Sequence[int]) -> None:
-        """Store a text, or its end if it is longer than a generation."""
-        tokens = tokens[-self._generation_tokens :]
-        generations = self._kept.pop(salt, ()) or (NgramIndex(),)
-        if len(generations[0]) + len(tokens) >= self._generation_tokens and len(generations[0]):
-            generations = (NgramIndex(), generations[0])
-        young = generations[0]
-        if len(young):
-            young.extend((-1,))
-        young.extend(tokens)
-        self._kept[salt] = generations
-        while len(self._kept) > self._salts:
-            del self._kept[next(iter(self._kept))]
-
-    def of(self, salt: str) -> tuple[NgramIndex, ...]:
-        """Return the texts of this salt, the younger first. They may grow. -1 separates texts."""
-        generations = self._kept.pop(salt, ())
-        if generations:
-            self._kept[salt] = generations
-        return generations

@@ -1,9 +1,9 @@
 """N-gram proposer: drafts without a draft model, from what followed the last tokens earlier in the text.
 
-Source: the longest match in the sequence itself or in earlier text of the same salt (ngram_index.py), and the
-majority where several matches are equally long. After a long copy that ends in a difference, it also searches
-near the position where the copy ended and accepts shorter matches there, so that a file with small edits is
-found again at once.
+Source: the longest match in the sequence itself (ngram_index.py), and the majority where several matches are
+equally long. After a long copy that ends in a difference, it also searches near the position where the copy
+ended and accepts shorter matches there, so that a file with small edits is found again at once. Texts of other
+requests are no source: they rarely help, and flatter a benchmark.
 
 Each drafted token has a probability of acceptance, learned by the length of the match that led to it. A new
 text starts with the rates of earlier texts. The planner turns these probabilities into draft lengths
@@ -52,18 +52,16 @@ def match_rates(common: AcceptanceRates) -> AcceptanceRates:
 
 
 class _CopySource(NamedTuple):
-    """A position to copy from: `source.tokens[position]` is the last matched token."""
+    """A position to copy from: the last matched token of the text."""
 
-    source: NgramIndex
     position: int
     length: int
     near: bool
 
 
 class _LostCopy(NamedTuple):
-    """End of a copy: the source's token there differs from the generated one."""
+    """End of a copy: the token there differs from the generated one."""
 
-    source: NgramIndex
     position: int
     text_tokens: int
     """Length of the text, including the token that differs."""
@@ -76,18 +74,9 @@ class NgramProposer:
     core calls `advance` once for each step that gave the sequence tokens, with drafts or without.
     """
 
-    def __init__(
-        self,
-        tokens: Sequence[int],
-        earlier: Sequence[NgramIndex] = (),
-        rates: AcceptanceRates | None = None,
-    ) -> None:
-        """`tokens`: the prompt. `earlier`: texts of the same salt (EarlierTexts.of).
-
-        `rates`: common rates of the engine's texts. None: start with the priors.
-        """
+    def __init__(self, tokens: Sequence[int], rates: AcceptanceRates | None = None) -> None:
+        """`tokens`: the prompt. `rates`: common rates of the engine's texts. None: start with the priors."""
         self._text = NgramIndex(tokens)
-        self._earlier = tuple(earlier)
         self._common_rates = rates or common_rates()
         self._rates = match_rates(self._common_rates)
         self._copying: _CopySource | None = None
@@ -97,7 +86,7 @@ class NgramProposer:
 
     def fork(self) -> "NgramProposer":
         """Return a proposer for another choice with the same text, without what this one learned."""
-        twin = NgramProposer((), self._earlier, self._common_rates)
+        twin = NgramProposer((), self._common_rates)
         twin._text = self._text.copy()
         return twin
 
@@ -161,7 +150,7 @@ class NgramProposer:
         """Follow the source of the last proposal, and remember where a long copy leaves it."""
         copying = self._copying
         if copying is not None:
-            source = copying.source.tokens
+            source = self._text.tokens
             position = copying.position
             length = copying.length
             for offset, token in enumerate(tokens):
@@ -171,7 +160,7 @@ class NgramProposer:
                 if source[position] != token:
                     if length >= _LONG_COPY or (copying.near and length >= 2):
                         text_tokens = len(self._text) + offset + 1
-                        self._lost_copy = _LostCopy(copying.source, position, text_tokens)
+                        self._lost_copy = _LostCopy(position, text_tokens)
                     return
                 length += 1
         lost = self._lost_copy
@@ -182,19 +171,16 @@ class NgramProposer:
         """Return the best positions to copy from, all with equally long matches, the likeliest first."""
         context = self._text.tokens
         sources: list[_CopySource] = []
-        longest = 0
-        for index in (self._text, *self._earlier):
-            for position in index.find(context, _MAX_SOURCES):
-                length = index.match_length(context, position)
-                if length < SPAN:
-                    continue
-                if length > longest:
-                    sources = []
-                    longest = length
-                if length == longest:
-                    sources.append(_CopySource(index, position, length, False))
+        longest = SPAN
+        for position in self._text.find(context, _MAX_SOURCES):
+            length = self._text.match_length(context, position)
+            if length > longest:
+                sources = []
+                longest = length
+            if length == longest:
+                sources.append(_CopySource(position, length, False))
         near = self._source_near_lost_copy(context)
-        if near is not None and near.length + _NEAR_BONUS >= longest:
+        if near is not None and (not sources or near.length + _NEAR_BONUS >= longest):
             return [near]
         return sources
 
@@ -203,7 +189,7 @@ class NgramProposer:
         lost = self._lost_copy
         if lost is None:
             return None
-        tokens = lost.source.tokens
+        tokens = self._text.tokens
         last = context[-1]
         end = min(lost.position + _NEAR_TOKENS, len(tokens) - 1)
         age = len(context) - lost.text_tokens
@@ -216,12 +202,12 @@ class NgramProposer:
         best: _CopySource | None = None
         for position in range(lost.position, end):
             if tokens[position] == last:
-                length = lost.source.match_length(context, position)
+                length = self._text.match_length(context, position)
                 if length >= min_length and (best is None or length > best.length):
-                    best = _CopySource(lost.source, position, length, True)
+                    best = _CopySource(position, length, True)
         if best is None and age == 0 and lost.position < end:
             # The likeliest edit replaces one token by another: continue after it.
-            return _CopySource(lost.source, lost.position, 0, True)
+            return _CopySource(lost.position, 0, True)
         return best
 
     def _extrapolate(self, sources: list[_CopySource], limit: int) -> list[float]:
@@ -243,8 +229,8 @@ class NgramProposer:
     def _continuation(self, source: _CopySource, limit: int) -> list[int]:
         """Return up to `limit` tokens that follow in a source."""
         start = source.position + 1
-        tokens = source.source.tokens[start : start + limit].tolist()
-        if len(tokens) < limit and source.source is self._text:
+        tokens = self._text.tokens[start : start + limit].tolist()
+        if len(tokens) < limit:
             # A copy that reaches its own end repeats itself, so its period continues.
             tokens = (tokens * (limit // len(tokens) + 1))[:limit]
         return tokens

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from localchat.engine.events import Done, Finished, Text
-from localchat.engine.guide.corrections import CORRECTIONS
 from localchat.engine.guide.phrases import PhraseReplacement
 from localchat.engine.guide.rules import (
     MAX_QUESTION_CHARACTERS,
@@ -27,6 +26,7 @@ from localchat.engine.guide.rules import (
     topic_probabilities,
 )
 from localchat.engine.guide.topics import KEY_CHARACTERS, Topics, answer_key, topics_file
+from localchat.engine.guide.updates import read_updates
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages
@@ -60,7 +60,7 @@ class GuideEngine(LocalEngine):
         super().__init__(options, notify=notify)
         self._topics = Topics(topics_file(options.model))
         # Corrections come first: the others look for phrases of corrected answers.
-        self._phrases = cache(lambda: CORRECTIONS | dict(phrases()))
+        self._phrases = cache(lambda: {**read_updates().phrases, **phrases()})
 
     def generate(self, request: GenerateRequest) -> Stream:
         request = picked(request)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from localchat.engine.guide.recent_features import recent_answer
 from localchat.engine.guide.sums import SUM, holds
 from localchat.engine.guide.topics import Topics, answer_key
+from localchat.engine.guide.updates import recent_answer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -85,8 +85,6 @@ class PromptTokens(msgspec.Struct, frozen=True, tag="prompt_tokens"):
 class Embed(msgspec.Struct, frozen=True, tag="embed", omit_defaults=True):
     id: int
     texts: tuple[str, ...]
-    query: str | None = None
-    """Query to score the texts for. None: compute embeddings."""
     truncate: bool = False
     """Whether to use the start of a text that is too long."""
 

@@ -26,12 +26,6 @@ class FrameQueries:
         )
         return Vectors(reply.vectors, reply.tokens)
 
-    def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
-        reply = self._query(
-            lambda id_: protocol.Embed(id_, tuple(texts), query), protocol.VectorsReply
-        )
-        return Vectors(reply.vectors, reply.tokens)
-
     def prompt_tokens(self, messages: Messages) -> list[int]:
         reply = self._query(lambda id_: protocol.PromptTokens(id_, messages), protocol.TokensReply)
         return list(reply.tokens)

@@ -63,7 +63,7 @@ class RemoteClient:
         self._client.close()
 
     def stream(
-        self, path: str, body: Mapping[str, Any], call: OpenCall, *, root: bool = False
+        self, path: str, body: Mapping[str, Any], call: OpenCall
     ) -> AbstractContextManager[httpx2.Response]:
         """Send a POST request on its own connection. Raises what httpx2 raises."""
 
@@ -73,7 +73,7 @@ class RemoteClient:
                 call.begin(info["return_value"].get_extra_info("socket"))
 
         extensions = {"trace": trace}
-        return self._client.stream("POST", self._url(path, root), json=body, extensions=extensions)
+        return self._client.stream("POST", self._url(path), json=body, extensions=extensions)
 
     def request_json(
         self,
@@ -148,7 +148,7 @@ class RemoteClient:
             hint="is it an OpenAI-compatible server?",
         )
 
-    def _url(self, path: str, root: bool) -> str:
+    def _url(self, path: str, root: bool = False) -> str:
         if root:
             return f"{self.base}/{path}"
         return f"{self.base}/v1/{path}"

@@ -19,10 +19,10 @@ from localchat.engine.interface import EngineInfo, Vectors
 from localchat.engine.open_call import OpenCall
 from localchat.engine.remote.client import RemoteClient, read_body
 from localchat.engine.remote.dialect import Dialect
-from localchat.engine.remote.request_body import infill_body, request_body, request_path
+from localchat.engine.remote.request_body import request_body, request_path
 from localchat.engine.remote.response_stream import ResponseStream
 from localchat.engine.remote.server_timings import count
-from localchat.engine.request import GenerateRequest, Infill, Messages
+from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
@@ -36,7 +36,6 @@ from localchat.http_transport import may_retry, retry_after_s
 _SILENCE_S: Final = 300.0
 _MAX_ATTEMPTS: Final = 4
 _MAX_WAIT_S: Final = 30.0
-_NO_ROUTE_STATUSES: Final = frozenset({404, 405})
 _NO_LIST_STATUSES: Final = frozenset({400, 403, 404, 405, 501})
 _METRICS_INTERVAL_S: Final = 0.1
 _MAX_ANSWER_BYTES: Final = 64 << 20
@@ -73,7 +72,6 @@ class RemoteEngine:
         self._calls: set[OpenCall] = set()
         self._finished = 0
         self._reported = ""
-        self._has_infill = True
         self._dialect = Dialect(self._client.base, notify)
         self._answered = False
         self._closed = threading.Event()
@@ -104,21 +102,6 @@ class RemoteEngine:
         total = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
         # Servers report only the total.
         return Vectors(vectors, (total, *[0] * (len(vectors) - 1)))
-
-    def rerank(self, query: str, texts: Sequence[str]) -> Vectors:
-        body = {"model": self._model(), "query": query, "documents": list(texts)}
-        reply = self._client.request_json("rerank", body, timeout_s=self._options.silence_s)
-        results = reply.get("results")
-        if not isinstance(results, list) or len(results) != len(texts):
-            raise self._client.unexpected_reply("rerank", "no score for each text")
-        try:
-            items = sorted(results, key=lambda item: int(item["index"]))
-            scores = [[float(item["relevance_score"])] for item in items]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self._client.unexpected_reply("rerank", "invalid scores") from error
-        usage = reply.get("usage")
-        total = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else 0
-        return Vectors(scores, (total, *[0] * (len(scores) - 1)))
 
     def prompt_tokens(self, messages: Messages) -> list[int]:
         """Return the tokens of the rendered text.
@@ -242,16 +225,13 @@ class RemoteEngine:
         shortened = False
         failure: LocalchatError
         while not call.cancelled.is_set():
-            path, body, root = self._request_parts(answer.request)
+            path, body = self._request_parts(answer.request)
             wait_s = None
             try:
-                with self._client.stream(path, body, call, root=root) as response:
+                with self._client.stream(path, body, call) as response:
                     if response.status_code == 200:
                         self._read_answer(response, answer, stream, call)
                         return
-                    if path == "infill" and response.status_code in _NO_ROUTE_STATUSES:
-                        self._has_infill = False
-                        continue
                     failure = self._client.status_error(response)
                     if self._dialect.learn(failure, body):
                         continue
@@ -275,17 +255,14 @@ class RemoteEngine:
             self._notify(f"{failure.message}; trying again in {wait_s:.0f} s")
             call.cancelled.wait(wait_s)
 
-    def _request_parts(self, request: GenerateRequest) -> tuple[str, dict[str, Any], bool]:
-        """Return the path, the body, and whether the path is relative to the root."""
-        model = self._model()
-        if isinstance(request.prompt, Infill) and self._has_infill and request.grammar is None:
-            return "infill", infill_body(request, model), True
-        body = request_body(request, model, stream=True, to_localchat=self._is_localchat)
+    def _request_parts(self, request: GenerateRequest) -> tuple[str, dict[str, Any]]:
+        """Return the path and the body."""
+        body = request_body(request, self._model(), stream=True, to_localchat=self._is_localchat)
         if self._is_localchat:
             body["timings"] = True
         if self._owner == "llamacpp" and "repetition_penalty" in body:
             body["repeat_penalty"] = body.pop("repetition_penalty")
-        return request_path(request), self._dialect.translate(body), False
+        return request_path(request), self._dialect.translate(body)
 
     def _read_answer(
         self, response: httpx2.Response, answer: ResponseStream, stream: Stream, call: OpenCall

@@ -1,4 +1,4 @@
-"""Bodies of requests to a remote server: the OpenAI protocol, and llama.cpp's /infill."""
+"""Bodies of requests to a remote server: the OpenAI protocol."""
 
 import json
 from typing import Any, Final
@@ -86,25 +86,6 @@ def _ends(request: GenerateRequest) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def infill_body(request: GenerateRequest, model: str) -> dict[str, Any]:
-    """The JSON body for llama.cpp's /infill. The prompt is an Infill."""
-    prompt = request.prompt
-    assert isinstance(prompt, Infill)
-    extra = [{"filename": name, "text": text} for name, text in prompt.extra]
-    return {
-        "model": model,
-        "input_prefix": prompt.prefix,
-        "input_suffix": prompt.suffix,
-        "input_extra": extra,
-        "prompt": "",
-        "n_predict": -1 if request.max_tokens is None else request.max_tokens,
-        "stop": list(request.stop),
-        "cache_prompt": True,
-        "stream": True,
-        **_sampling(request.sampling, to_localchat=True),
-    }
-
-
 def _prompt(request: GenerateRequest, to_localchat: bool) -> dict[str, Any]:
     match request.prompt:
         case Messages() as messages:
@@ -116,8 +97,7 @@ def _prompt(request: GenerateRequest, to_localchat: bool) -> dict[str, Any]:
         case Infill(prefix, suffix, extra):
             if extra:
                 raise UsageError(
-                    "this server takes no context files: it has no /infill route",
-                    hint="use llama-server or localchat",
+                    "a remote server takes no context files beside a gap",
                     too_much="files",
                 )
             return {"prompt": prefix, "suffix": suffix}

@@ -111,24 +111,10 @@ class ResponseStream:
         try:
             for choice in chunk.get("choices") or ():
                 yield from self._choice(choice, base)
-            if "choices" not in chunk and isinstance(chunk.get("content"), str):
-                yield from self._llamacpp_chunk(chunk, base)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise NetworkError(
                 f"{base} sent a malformed chunk ({type(error).__name__}): {str(chunk)[:80]}"
             ) from error
-
-    def _llamacpp_chunk(self, chunk: dict[str, Any], base: str) -> Iterator[Event]:
-        """Yield the events of a chunk in llama.cpp's own format, which marks the last chunk."""
-        ended = chunk.get("stop") is True
-        reason = str(chunk.get("stop_type") or "eos") if ended else None
-        choice = {
-            "text": chunk["content"],
-            "finish_reason": reason,
-            "stop_reason": chunk.get("stopping_word"),
-        }
-        yield from self._choice(choice, base)
-        self.complete = self.complete or ended
 
     def _choice(self, choice: dict[str, Any], base: str) -> Iterator[Event]:
         number = int(choice.get("index") or 0)

@@ -37,8 +37,6 @@ class ExternalModel:
     """GGUF file, or the first part of a split model. None if there is no usable file."""
     trouble: str = ""
     """Why it cannot be used, as far as that shows without opening the file."""
-    owner_manifest: Path | None = None
-    """File by which its owner lists it (Ollama)."""
     notes: tuple[str, ...] = ()
     """Sentences on parts that its owner adds to the model and localchat does not use."""
 
@@ -94,7 +92,7 @@ def _read_ollama(folder: Path) -> Iterator[ExternalModel]:
 
 def _ollama_model(folder: Path, manifest: Path) -> ExternalModel:
     name = _ollama_name(manifest)
-    model = ExternalModel(OLLAMA, name, f"{name}@{folder}", None, owner_manifest=manifest)
+    model = ExternalModel(OLLAMA, name, f"{name}@{folder}", None)
     try:
         layers = msgspec.json.decode(_read_small(manifest), type=_Manifest).layers
     except OSError as problem:

@@ -260,7 +260,7 @@ def _with_origin(send: Send, origin: str | None) -> Send:
                 (b"access-control-allow-origin", origin.encode()),
                 (
                     b"access-control-expose-headers",
-                    b"x-request-id, retry-after, x-localchat-schema-relaxed, x-localchat-ignored",
+                    b"x-request-id, retry-after, x-localchat-schema-relaxed",
                 ),
                 (b"vary", b"Origin"),
             ]

@@ -152,8 +152,6 @@ def _details(card: ModelCard) -> dict[str, Any]:
 def _capabilities(card: ModelCard) -> list[str]:
     if "embedding" in card.abilities:
         return ["embedding"]
-    if "rerank" in card.abilities:
-        return []
     names = {"tools": "tools", "infill": "insert", "thinking": "thinking"}
     media = {"image": "vision", "audio": "audio"}
     return [

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from localchat.tui.background_pull import BackgroundPull
     from localchat.tui.screens.models import ModelChoice
     from localchat.tui.transcript.widget import Transcript
-    from localchat.tui.widgets.find_bar import FindBar
     from localchat.tui.widgets.metrics_panel import MetricsPanel
 
 _STATS_EVERY_S = 0.5
@@ -418,8 +417,6 @@ class ChatScreen(Screen[None]):
                 from localchat.tui.screens.help import HelpScreen
 
                 self.app.push_screen(HelpScreen(self.session.context.keys))
-            case "search":
-                self.talk.finder.open(reply.argument)
             case "metrics":
                 self._reveal_end()
                 self.session.notice(reply.argument)
@@ -547,19 +544,6 @@ class ChatScreen(Screen[None]):
         else:
             self.run_command(f"/{action}")
 
-    def run_entry(self, entry: str | None) -> None:
-        """Run an entry of the palette; see `PaletteEntry.action`."""
-        kind, _, argument = (entry or "").partition(" ")
-        match kind:
-            case "command":
-                self.run_command(argument)
-            case "write":
-                self.composer.write(argument)
-            case "action":
-                self._call_from_any_thread(self.run_action, argument)
-            case _:
-                pass
-
     def _reveal_end(self) -> None:
         """Show the end of the conversation, where the result of a command appears."""
         if self.is_covered:
@@ -670,9 +654,6 @@ class ChatScreen(Screen[None]):
     def on_transcript_copy_requested(self, event: "Transcript.CopyRequested") -> None:
         self.copy(event.text, event.what)
 
-    def on_find_bar_closed(self, event: "FindBar.Closed") -> None:
-        self.composer.editor.focus()
-
     def on_welcome_taken(self, event: Welcome.Taken) -> None:
         self.take_offer(event.action)
 
@@ -682,8 +663,7 @@ class ChatScreen(Screen[None]):
         self.run_command(line)
 
     def action_stop(self) -> None:
-        closed = self.composer.close_completions() or self.talk.close_finder()
-        if closed or self.session.stop() or self.leave_editing():
+        if self.composer.close_completions() or self.session.stop() or self.leave_editing():
             return
         if self.is_covered:
             self.action_panel()
@@ -753,9 +733,6 @@ class ChatScreen(Screen[None]):
         elif self.focused is None or self.focused is self.panel:
             self.composer.editor.focus()
         self.status_changed()
-
-    def action_palette(self) -> None:
-        self.app.action_command_palette()
 
     def action_settings(self) -> None:
         self._open_settings()

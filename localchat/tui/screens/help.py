@@ -28,7 +28,7 @@ _TITLES = {
 
 _ESSENTIALS: Final = (
     *("composer.send", "composer.newline", "chat.stop", "chat.interrupt"),
-    *("screen.models", "screen.history", "screen.palette", "view.panel", "app.quit"),
+    *("screen.models", "screen.history", "view.panel", "app.quit"),
 )
 """Ids of the keys to know first."""
 _CHANGE_KEYS = "Keys are changed in the settings file, under [keys], by the grey names:"

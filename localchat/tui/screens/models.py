@@ -60,10 +60,8 @@ class FitVerdict(NamedTuple):
 
 
 _MARKS = {"here": "○", "adopted": "◆", "catalogue": "↓", "unusable": "✕"}
-_NARROW = 60
-_WITH_MEMORY = 80
-_WITH_WORDS = 120
-"""Widths of the window from which a line shows more than whether the model fits."""
+_NARROW = 70
+"""Width of the window below which a line has no size."""
 _MAX_NAME_CELLS = 40
 _SECTIONS = {
     "recommended": "Recommended for this computer",
@@ -166,78 +164,51 @@ class ModelScreen(ListDialog[ModelChoice]):
         return "too large"
 
     def _line(self, entry: ModelEntry) -> Content:
+        """Return the line of a model. The text below the list has its whole verdict."""
         verdict = self._verdicts.get(entry.name, FitVerdict("", entry.size_bytes))
-        cells = self.app.size.width
-        is_narrow = cells < _NARROW
-        width = min(_name_cells(cells), self._longest_name)
-        name = sanitize_line(_label(entry))
-        is_recommended = entry.name in self._recommended and entry.kind == "catalogue"
-        words = _shortened(verdict.words, cells)
-        if is_recommended:
-            summaries = self._summaries(_line_cells(cells))
-            words = summaries[entry.name]
-            width = min(width, _line_cells(cells) - max(map(len, summaries.values())))
-        if len(name) > width:
-            name = f"{name[: width - 1]}…"
-        file_size = ""
-        if verdict.size_bytes:
-            file_size = size(verdict.size_bytes)
-        file_size = f"{file_size:>7} "
+        is_narrow = self.app.size.width < _NARROW
+        mark = _MARKS[entry.kind]
+        words = {True: "fits", False: "no room", None: ""}[verdict.fits]
         style = "$foreground 70%"
         if verdict.fits is False:
             style = "$error"
-        if is_recommended:
-            file_size = ""
+        if entry.kind == "catalogue" and entry.name in self._recommended:
             style = "$success"
-        used = ""
-        if self._used is not None:
-            used = self._used.words(entry.name)
-        if used and cells < _WITH_WORDS:
-            words = words.removeprefix("fits: ")
-        if used and cells < _WITH_MEMORY:
-            words = ""
-        parts = [used, words]
-        mark = _MARKS[entry.kind]
-        if is_narrow:
-            file_size = ""
-            parts = [words]
-        if used == "in use":
+            if not is_narrow:
+                words = self._recommended[entry.name].partition(",")[0]
+        if self._used is not None and entry.name in self._used.in_use:
             mark = "●"
-            if is_narrow:
-                parts = [used]
+            words = "in use"
+        file_size = ""
+        if verdict.size_bytes and not is_narrow:
+            file_size = size(verdict.size_bytes)
+        if not is_narrow:
+            file_size = f"{file_size:>8}"
         mark_style = "$accent"
         if entry.kind == "unusable":
             mark_style = "$error"
+        width = min(_name_cells(self.app.size.width), self._longest_name)
+        name = sanitize_line(_label(entry))
+        if len(name) > width:
+            name = f"{name[: width - 1]}…"
         return Content.assemble(
             (f"{mark} ", mark_style),
-            f"{name:<{width}}",
-            (f" {file_size} ", "$foreground 70%"),
-            (" · ".join(filter(None, parts)), style),
+            f"{name:<{width}} ",
+            (f"{file_size}  ", "$foreground 70%"),
+            (words, style),
         )
 
     @property
     def _longest_name(self) -> int:
         return max((len(_label(entry)) for entry in self._models.values()), default=0)
 
-    def _summaries(self, cells: int) -> dict[str, str]:
-        """Return the words of the recommended models, short enough for lines of this width with their names."""
-        summaries = self._recommended
-        for long, short in (("download ", ""), ("about ", "~"), (" answers", "")):
-            if max(map(len, summaries)) + max(map(len, summaries.values())) > cells:
-                summaries = {name: words.replace(long, short) for name, words in summaries.items()}
-        return summaries
-
     def about(self, id_: str) -> str:
         entry = self._models.get(id_)
         if entry is None:
             return ""
-        verdict = self._verdicts.get(id_)
-        text = sanitize_line(entry.about)
-        if verdict is None:
-            return text
-        if verdict.words:
-            text += f"\n{verdict.words}"
-        return text
+        verdict = self._verdicts.get(id_, FitVerdict("", 0))
+        lines = (sanitize_line(entry.about), self._recommended.get(id_, ""), verdict.words)
+        return "\n".join(filter(None, lines))
 
     def text_entered(self, text: str) -> None:
         self._entered_early = not self._models
@@ -330,16 +301,6 @@ class ModelScreen(ListDialog[ModelChoice]):
         return any(option.id == name for option in self.entries.options)
 
 
-def _shortened(words: str, cells: int) -> str:
-    """Return a verdict as a line of this width shows it. The text below the list has all of it."""
-    if cells < _WITH_WORDS:
-        words = words.replace("does not fit", "no room").replace(" with ", " at ")
-        words = words.replace(" tokens", " tok")
-    if cells < _WITH_MEMORY:
-        words = words.partition(":")[0].partition(",")[0]
-    return words
-
-
 def _label(entry: ModelEntry) -> str:
     """Return the name of a model in the list: of a path, its last part."""
     if entry.name.startswith("/"):
@@ -356,10 +317,10 @@ def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[Mode
     entries: list[ModelEntry] = []
     models = read_index(context.paths, context.environ).models
     listed = {_file_id(model.path) for model in models if model.path is not None}
-    paths: list[Path] = []
+    used_paths: tuple[Path, ...] = ()
     if used is not None:
-        paths = used.paths()
-    for path in paths:
+        used_paths = used.paths
+    for path in used_paths:
         if _file_id(path) not in listed:
             entries.append(ModelEntry(str(path), "here", _bytes_of(path), str(path)))
     for model in models:
@@ -402,25 +363,10 @@ def _bytes_of(path: Path) -> int:
 
 
 def _name_cells(cells: int) -> int:
-    """Return the width of the names' column.
-
-    The width of the list is that of dialog.tcss. The rest of a line is a mark, the size of the file, and the
-    verdict.
-    """
+    """Return the width of the names' column. The width of the list is that of dialog.tcss."""
     if cells < _NARROW:
-        return cells - 16
-    line = _line_cells(cells) + 4
-    if cells < _WITH_MEMORY:
-        return line - 19
-    other_cells = 42
-    if cells >= _WITH_WORDS:
-        other_cells = 50
-    return min(_MAX_NAME_CELLS, line - other_cells)
-
-
-def _line_cells(cells: int) -> int:
-    """Return the width of a line of the list without the mark and the gaps between its columns."""
-    return min(cells * 92 // 100, 100) - 11
+        return min(_MAX_NAME_CELLS, cells - 16)
+    return min(_MAX_NAME_CELLS, min(cells * 92 // 100, 100) - 33)
 
 
 _BITS = 4.9

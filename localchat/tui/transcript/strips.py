@@ -86,16 +86,6 @@ class Palette:
             return Style(reverse=True)
         return Style(bgcolor=self._color("primary").blend(self._base(), 0.55).rich_color)
 
-    def mark(self, *, current: bool = False) -> Style:
-        """Style of a search match."""
-        if self.ansi:
-            return Style(reverse=True, bold=current)
-        color = self._color("warning")
-        back = color
-        if not current:
-            back = color.blend(self._base(), 0.55)
-        return Style(color=back.get_contrast_text(1.0).rich_color, bgcolor=back.rich_color)
-
     def _new_style(self, look: Look, ground: str, dimmed: bool) -> Style:
         muted = dimmed or look.tint in _MUTED or _TINTS.get(look.tint) == "muted"
         background = ground

@@ -42,7 +42,6 @@ from localchat.tui.transcript.layout import (
 from localchat.tui.transcript.markdown import EMPTY, Look, Piece, Row
 from localchat.tui.transcript.markdown.corner import code_at, copied
 from localchat.tui.transcript.scrollbar import ScrollbarUpdates
-from localchat.tui.transcript.search import TranscriptSearch
 from localchat.tui.transcript.selection import ROWS_PER_BLOCK, selected_text, spans_of
 from localchat.tui.transcript.strips import Palette, StripRenderer
 
@@ -63,7 +62,7 @@ _SOON_S: Final = 0.01
 class Transcript(ScrollView, can_focus=True):
     """Blocks of a conversation. Follows the end unless the reader scrolled up.
 
-    Size: drawing, scrolling, search and selection share the layout.
+    Size: drawing, scrolling and selection share the layout.
     """
 
     ALLOW_SELECT = True
@@ -112,7 +111,6 @@ class Transcript(ScrollView, can_focus=True):
         """Whether the end is shown, and new rows scroll the view."""
         self.focused_id: str | None = None
         self._block_layout = BlockLayout()
-        self._text_search = TranscriptSearch(self._block_layout)
         self._selection: Selection | None = None
         self._strip_renderer: StripRenderer | None = None
         self._changed_ids: set[str] = set()
@@ -253,48 +251,6 @@ class Transcript(ScrollView, can_focus=True):
         """Remove the focus from its block."""
         self.focused_id = None
         self.refresh()
-
-    def search(self, text: str) -> int:
-        """Highlight all matches of `text`, ignoring case, and return their number."""
-        self._text_search.start(text)
-        self.refresh()
-        if not self._text_search.active:
-            return 0
-        with self._keeping_position():
-            return self._text_search.count()
-
-    def show_match(self, delta: int) -> int:
-        """Scroll to the next (1), previous (-1) or nearest (0) match. Return its number.
-
-        Starts at the last shown match or at the top of the screen, and wraps around. Returns 0 without a match.
-        """
-        if not self._text_search.active or not self._block_layout.items:
-            return 0
-        with self._keeping_position():
-            top = self._block_layout.position(round(self.scroll_y)) or RowPosition(0, 0)
-            if delta:
-                position = self._text_search.next(delta, top)
-            else:
-                position = self._nearest_match(top)
-        if position is None:
-            return 0
-        self._text_search.current = position
-        if not self._is_on_screen(position):
-            self.following = False
-            self._reflow(position)
-        self.refresh()
-        return self._text_search.number
-
-    def _nearest_match(self, top: RowPosition) -> RowPosition | None:
-        """Return the first match on the screen, or the last one above it."""
-        below = self._text_search.first_from(RowPosition(top.block, top.row - 1), 1)
-        if below is not None and self._is_on_screen(below):
-            return below
-        return self._text_search.next(-1, top)
-
-    def _is_on_screen(self, position: RowPosition) -> bool:
-        row = self._block_layout.top(position.block) + position.row
-        return 0 <= row - round(self.scroll_y) < self.size.height
 
     @property
     def is_idle(self) -> bool:
@@ -594,11 +550,6 @@ class Transcript(ScrollView, can_focus=True):
         if self._selection is not None:
             spans = spans_of(row, self._selection, item.number * ROWS_PER_BLOCK + position.row)
             overlays = [(start, end, palette.selection()) for start, end in spans]
-        if self._text_search.active:
-            style = palette.mark()
-            if position == self._text_search.current:
-                style = palette.selection()
-            overlays += [(*span, style) for span in self._text_search.spans(row)]
         if overlays and not row.picture:
             return renderer.overlaid_strip(row, overlays, dimmed=dimmed)
         return renderer.strip(row, dimmed=dimmed)

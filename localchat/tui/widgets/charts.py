@@ -1,4 +1,4 @@
-"""Bars, sparklines and histograms of block characters, as text."""
+"""Bars and sparklines of block characters, as text."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -52,28 +52,3 @@ def shares(parts: Sequence[float], width: int) -> tuple[int, ...]:
         done += part
         cells.append(round(width * done / total) - sum(cells))
     return tuple(cells)
-
-
-def histogram(values: Sequence[float], width: int) -> tuple[str, float, float]:
-    """Draw a histogram of `width` bins. Return it with its lower and upper limits.
-
-    The limits are the minimum and the 99th percentile. The last bin also counts larger values.
-    """
-    if not values:
-        return "", 0.0, 0.0
-    ranked = sorted(values)
-    low = ranked[0]
-    high = ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]
-    if high <= low:
-        return _LEVELS[-1], low, high
-    counts = [0] * width
-    for value in ranked:
-        counts[min(width - 1, int((value - low) / (high - low) * width))] += 1
-    max_count = max(counts)
-    text = ""
-    for count in counts:
-        if count:
-            text += _LEVELS[max(0, round(count / max_count * len(_LEVELS)) - 1)]
-        else:
-            text += " "
-    return text, low, high

@@ -1,7 +1,7 @@
 """The composer: editor, completions and attachments of the next message."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from textual.widgets import OptionList, Static, TextArea
 from textual.widgets.option_list import Option
 
 from localchat.chat.conversation import Question
-from localchat.config.presets import Preset
 from localchat.documents.folder import find_files
 from localchat.errors import FileMissing, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
@@ -129,8 +128,6 @@ class Composer(Vertical):
         """Returns whether a message that is not a command must stay in the editor."""
         self.take_back: Callable[[], ComposerText | None] = lambda: None
         """Removes and returns the newest queued message."""
-        self.presets: Mapping[str, Preset] = {}
-        """Presets for `@name` at the beginning of a message."""
         self.documents: Callable[[], Sequence[str]] = tuple
         """Names of documents for `@name` anywhere in a message."""
         self.reads: Callable[[], Collection[str] | None] = lambda: None
@@ -346,10 +343,7 @@ class Composer(Vertical):
         mention = line.rpartition(" ")[2]
         if mention.startswith("@") and not mention.startswith("@@"):
             prefix = mention[1:]
-            names = self._documents_for(prefix)
-            if mention == line:
-                names = [*self._presets_for(prefix), *names]
-            self._offer_files(prefix, names)
+            self._offer_files(prefix, self._documents_for(prefix))
             return
         self._offer([])
         if line.endswith(" "):
@@ -368,14 +362,6 @@ class Composer(Vertical):
                 line = f"{name + ' ' + command.arguments:<21}{command.about}"
             rows.append((name, line))
         self._offer(rows)
-
-    def _presets_for(self, prefix: str) -> list[tuple[str, str]]:
-        """Return completions for a preset at the beginning of a message."""
-        return [
-            (f"@{name} ", f"@{name}".ljust(21) + sanitize_line(self.presets[name].about))
-            for name in sorted(self.presets)
-            if name.startswith(prefix)
-        ]
 
     def _documents_for(self, prefix: str) -> list[tuple[str, str]]:
         """Return completions for a name of documents."""
@@ -434,7 +420,7 @@ class Composer(Vertical):
                 name = text[1:]
             self._show_command_help(name)
         elif text.endswith(" "):
-            # A preset or documents.
+            # Documents.
             self._set_help("")
         else:
             self._set_help("Enter includes the file; its size and tokens show before you send.")
@@ -461,7 +447,7 @@ class Composer(Vertical):
             return self._accept_command(text, sending=sending)
         row, column = self.editor.cursor_location
         start = (row, column - len(self._word_before_cursor()))
-        if text.endswith(("/", " ")):  # a folder, a preset or documents
+        if text.endswith(("/", " ")):  # a folder or documents
             self.editor.replace(text, start, (row, column))
             self.editor.move_cursor((row, start[1] + len(text)))
         else:

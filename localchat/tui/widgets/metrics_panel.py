@@ -18,7 +18,7 @@ from localchat.metrics import METRICS
 from localchat.sanitize import sanitize_line
 from localchat.session.engine_status import EngineStatus
 from localchat.session.progress import time_left
-from localchat.tui.widgets.charts import bar, histogram, shares, sparkline
+from localchat.tui.widgets.charts import bar, shares, sparkline
 from localchat.units import size, used_of
 
 Piece: TypeAlias = tuple[str, str]
@@ -209,13 +209,6 @@ def _speed(status: EngineStatus, width: int) -> Iterator[MetricRow]:
         yield _line("prefill_tokens_per_s", value, width)
     for name, milliseconds in _percentiles(status, times):
         yield _line(name, f"{units.decimal(milliseconds, 1)} ms", width)
-    histogram_text, low, high = histogram(times, width)
-    if histogram_text:
-        yield ((histogram_text, _QUIET),)
-        left = f"{low:.1f}"
-        right = f"{high:.1f} ms"
-        space = " " * max(1, width - len(left) - len(right))
-        yield ((left + space + right, _QUIET),)
 
 
 def _percentiles(

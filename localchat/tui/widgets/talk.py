@@ -1,4 +1,4 @@
-"""The middle of the chat screen: the conversation, the find bar and the welcome."""
+"""The middle of the chat screen: the conversation and the welcome."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -12,16 +12,12 @@ from localchat.tui.pictures.painter import PicturePainter
 
 if TYPE_CHECKING:
     from localchat.tui.transcript.widget import Transcript
-    from localchat.tui.widgets.find_bar import FindBar
 
 _WHEEL_ROWS: Final = 3
 
 
 class Talk(Vertical):
-    """Builds the conversation and the find bar at their first use.
-
-    The wheel scrolls beside the column, too.
-    """
+    """Builds the conversation at its first use. The wheel scrolls beside the column, too."""
 
     _left = 0
     """Cells left of the column."""
@@ -42,25 +38,6 @@ class Talk(Vertical):
         set_margins(transcript, self._left, 0)
         return transcript
 
-    @cached_property
-    def finder(self) -> "FindBar":
-        """The find bar."""
-        from localchat.tui.widgets.find_bar import FindBar
-
-        finder = FindBar(id="finder")
-        finder.search = self.transcript.search
-        finder.step = self.transcript.show_match
-        self.mount(finder, before=0)
-        set_margins(finder, self._left, 0)
-        return finder
-
-    def close_finder(self) -> bool:
-        """Close the find bar. False if it is not open."""
-        if "finder" not in self.__dict__ or not self.finder.display:
-            return False
-        self.finder.close()
-        return True
-
     @property
     def has_transcript(self) -> bool:
         """Whether the conversation is built."""
@@ -69,7 +46,7 @@ class Talk(Vertical):
     def indent(self, left: int) -> None:
         """Put the conversation into the column."""
         self._left = left
-        for widget in self.query("#transcript, #finder"):
+        for widget in self.query("#transcript"):
             set_margins(widget, left, 0)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:

@@ -13,7 +13,6 @@ from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
-from localchat.core.spec_decode.ngram_index import EarlierTexts
 from localchat.engine.events import Done, Event
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.options import EngineOptions
@@ -100,10 +99,7 @@ class Ours:
     def generate(
         self, prompts: Sequence[tuple[int, ...]], tokens: int, *, drafts: bool = False
     ) -> list[Done]:
-        """Answer all prompts at once, greedily, `tokens` tokens each. Earlier answers are forgotten as
-        a source of drafts.
-        """
-        self._core.output_processor.earlier_texts = EarlierTexts()
+        """Answer all prompts at once, greedily, `tokens` tokens each."""
         self._ended = []
         for prompt in prompts:
             request = greedy(prompt, tokens, speculation=drafts)

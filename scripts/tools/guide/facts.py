@@ -51,7 +51,6 @@ VERBS: Final = [
     "doctor",
     "history",
     "config",
-    "preset",
     "bench",
     "plan",
     "batch",
@@ -64,7 +63,6 @@ VERBS: Final = [
 SUBCOMMANDS: Final = {
     "history": ["list", "search", "show", "export", "rename", "rm", "restore"],
     "config": ["show", "keys", "path", "set", "unset"],
-    "preset": ["list", "add", "rm"],
     "cache": ["list", "clear"],
     "completion": ["bash", "zsh", "fish"],
 }

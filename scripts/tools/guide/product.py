@@ -85,10 +85,10 @@ def refusal(command: str) -> str:
         words = shlex.split(command.rstrip(": "))[1:]
     except ValueError as problem:
         return str(problem)
-    translation = translate(words) if words else None
+    translated = translate(words)
     first = re.match(r"localchat ([a-z]+)(?= |$)", command)
-    if translation is not None:
-        words = translation.args
+    if translated != words:
+        words = translated
     elif first and first[1] not in (*VERBS, *ALIASES):
         return f"{first[1]!r} is not a verb, and a prompt would be in quotes"
     words = [_STANDS_FOR.get(word, re.sub(r"(?<=\w)\|.*", "", word)) for word in words]

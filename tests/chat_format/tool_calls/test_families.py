@@ -117,7 +117,7 @@ def test_hostile_text_is_read_alike_in_pieces(
     assert thoughts[0] == thoughts[1]
 
 
-@pytest.mark.parametrize("style", FORMS)
+@pytest.mark.parametrize("style", [style for style in FORMS if style not in ("gemma-4", "lfm2")])
 def test_arguments_come_while_they_are_written(style: str) -> None:
     one = parser(style)
     at = FORMS[style].index("Köl")

@@ -137,19 +137,25 @@ def test_a_second_question_of_a_conversation_does_not_repeat_them(call: Call, fo
     assert prompt.messages[0].content.count("The lease ends in May.") == 1
 
 
-def test_names_that_are_taken_are_refused(call: Call, folder: Path) -> None:
-    settings = find_paths({}).settings_file
-    settings.parent.mkdir(parents=True)
-    settings.write_text('[presets.sum]\nsystem = "x"\n')
-    refused = call((), "learn", folder, "--name", "sum")
-    assert (refused.code, "@sum is already a preset" in refused.err) == (2, True)
+def test_an_unknown_name_before_a_question_is_an_error(call: Call, folder: Path) -> None:
     call((), "learn", folder, "--name", "home")
-    refused = call((), "preset", "add", "home", "-s", "x")
-    assert (refused.code, "there are documents @home" in refused.err) == (2, True)
-    with settings.open("a") as file:
-        file.write('[presets.home]\nsystem = "x"\n')
-    refused = call(SCENARIOS["hello"], "@home when?")
-    assert (refused.code, "a preset and the name of documents" in refused.err) == (2, True)
+    refused = call(SCENARIOS["hello"], "@hom when?")
+    assert (refused.code, "there are no documents @hom; did you mean @home?" in refused.err) == (
+        2,
+        True,
+    )
+    refused = call(SCENARIOS["hello"], "@other when?")
+    assert (refused.code, "there are no documents @other" in refused.err) == (2, True)
+    assert call(SCENARIOS["hello"], "--", "@hom when?").code == 0
+
+
+def test_a_file_after_the_sign_is_an_error_that_names_the_flag(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    refused = call(SCENARIOS["hello"], "@lease.md when?")
+    assert refused.code == 2
+    assert "attach it: localchat -f lease.md 'when?'" in refused.err
 
 
 def test_other_documents_need_a_name_of_their_own(call: Call, folder: Path, tmp_path: Path) -> None:

@@ -8,10 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from localchat.cli.measure.bench import record_lines
 from localchat.config.paths import find_paths
+from localchat.measure.records import BenchRecord
 from localchat.measure.server_process import ServerCommand, server_process
 from tests.support.cli_program import SCENARIOS
 from tests.support.http_server import running
@@ -35,6 +39,12 @@ def bench(call: Call) -> Bench:
     return lambda *args: call(SCENARIOS["hello"], "bench", *args, named=False)
 
 
+def stored_benchmark() -> Any:
+    """The only benchmark that is stored, as JSON."""
+    [path] = (find_paths(os.environ).data_dir / "benchmarks").glob("*.json")
+    return json.loads(path.read_text())
+
+
 SHORT = ("--shape", "300+20", "--requests", "2", "--backend", SCRIPTED)
 
 
@@ -48,14 +58,11 @@ def test_a_model_is_measured_by_a_server_of_its_own(
     assert "GOOD" in outcome.out and "100%" in outcome.out
     assert "Stored as number 1" in outcome.out
     assert "2 clients: " in outcome.err
-    again = bench("--show", "last", "--json")
-    record = json.loads(again.out)
+    record = stored_benchmark()
     figures = [point["figures"] for point in record["points"]]
     assert [(one["requests"], one["completion_tokens"]) for one in figures] == [(2, 20), (4, 20)]
     assert figures[0]["prompt_tokens"] == pytest.approx(300, rel=0.1)
-    assert figures[0]["preemptions"] == 0
     assert record["machine"]["cores"] >= 1
-    assert bench("--list").out.splitlines()[1].split()[0] == "1"
 
 
 def test_settings_beside_each_other_reach_their_servers(bench: Bench, script: Path) -> None:
@@ -66,7 +73,8 @@ def test_settings_beside_each_other_reach_their_servers(bench: Bench, script: Pa
     types = {one["variant"]["name"]: one["properties"]["kv_type"] for one in record["served"]}
     assert types == {"kv-type=f16": "f16", "kv-type=q8_0": "q8_0"}
     assert [point["round"] for point in record["points"]] == [0, 0, 1, 1]
-    shown = bench("--show", "1").out
+    stored = msgspec.json.decode(msgspec.json.encode(record), type=BenchRecord)
+    shown = "\n".join(record_lines(stored, None))
     assert "AGAINST kv-type=f16" in shown
     assert "noise" in shown
 
@@ -83,7 +91,7 @@ def test_a_running_server_is_measured_by_its_address(bench: Bench) -> None:
     assert record["id"] == 0
     assert record["served"][0]["url"] == f"http://127.0.0.1:{port}"
     assert record["points"][0]["figures"]["completion_tokens"] == 3
-    assert "No benchmark is stored yet." in bench("--list").out
+    assert not (find_paths(os.environ).data_dir / "benchmarks").exists()
 
 
 def test_requests_arrive_at_a_rate(bench: Bench, script: Path, tmp_path: Path) -> None:
@@ -93,7 +101,7 @@ def test_requests_arrive_at_a_rate(bench: Bench, script: Path, tmp_path: Path) -
     outcome = bench(script, *load)
     assert outcome.code == 0, outcome.err
     assert "REQUESTS/S" in outcome.out and "requests/s" in outcome.err
-    record = json.loads(bench("--show", "last", "--json").out)
+    record = stored_benchmark()
     assert [point["place"]["rate"] for point in record["points"]] == [20, 50]
     assert [point["figures"]["requests"] for point in record["points"]] == [3, 3]
     # Stored results hold no texts.
@@ -128,7 +136,6 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script
             "'99999999999' is too large; it is at most 4,096",
         ),
         (("guide", "--seconds", "nan"), 2, "'nan' is not a valid number"),
-        (("--show", "7"), 2, "none is stored yet, localchat bench MODEL makes one"),
         (("http://127.0.0.1:9",), 5, "127.0.0.1:9"),
         (("guide", "--shape", "chta"), 2, "512+128"),
         (("guide", "--ttft", "soon"), 2, "--ttft 500ms"),
@@ -140,9 +147,6 @@ def test_a_result_that_cannot_be_kept_is_shown_all_the_same(bench: Bench, script
         (("guide", "--history"), 2, "there are no conversations yet"),
         (("guide", "--history", "--shape", "chat"), 2, "exclude each other"),
         (("guide", "--vary", "kv-typ=f16,q8_0"), 2, "did you mean kv-type"),
-        (("guide", "--list"), 2, "exclude each other"),
-        (("--show", "7"), 2, "no benchmark '7'"),
-        (("--show", "1"), 2, "no benchmark '1'"),
         (("remote:box",), 2, "there is no remote 'box'"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from localchat.config.paths import find_paths
 from localchat.fit.hardware import Machine
-from localchat.measure.store import bench_store
+from localchat.measure.store import BenchStore
 from tests.support.bench_samples import point, record
 from tests.support.cli_program import SCENARIOS
 from tests.support.memory_plans import GB
@@ -32,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def kept() -> None:
     """A benchmark of the model m."""
-    store = bench_store(find_paths(os.environ).data_dir)
+    store = BenchStore(find_paths(os.environ).data_dir)
     store.add(record(point(80, 1), point(150, 2), point(160, 4)))
 
 

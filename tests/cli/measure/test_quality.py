@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from localchat.config.paths import find_paths
 from tests.support.cli_program import SCENARIOS
 from tests.support.terminal_screen import Call, Outcome
 
@@ -31,9 +30,7 @@ def quality(call: Call) -> Quality:
     return lambda *args: call(SCENARIOS["hello"], "quality", *args, named=False)
 
 
-def test_settings_are_compared_and_the_result_is_kept(
-    quality: Quality, script: Path, tmp_path: Path
-) -> None:
+def test_settings_are_compared(quality: Quality, script: Path, tmp_path: Path) -> None:
     questions, chart = tmp_path / "set.jsonl", tmp_path / "chart.svg"
     questions.write_text(
         '{"question": "How do I pull a model?", "answer": "hello", "match": "contains"}\n'
@@ -42,39 +39,35 @@ def test_settings_are_compared_and_the_result_is_kept(
         script, *SHORT, "--vary", "kv-type=f16,q8_0", "--set", questions, "--svg", chart
     )
     assert outcome.code == 0, outcome.err
-    assert "RIGHT" in outcome.out and "Stored as number 1" in outcome.out
+    assert "RIGHT" in outcome.out
     rows = [line.split() for line in outcome.out.splitlines() if line.startswith("kv-type=")]
     assert rows[0][-1] == rows[1][-1] == "1/1"
     assert "kv-type=q8_0: questions 1 of 1" in outcome.out
     ElementTree.fromstring(chart.read_text())
-    record = json.loads(quality("--show", "last", "--json").out)
-    assert [one["variant"]["settings"]["kv_cache_type"] for one in record["measured"]] == [
-        "f16",
-        "q8_0",
-    ]
-    assert quality("--list").out.splitlines()[1].split()[0] == "1"
 
 
-def test_a_result_that_cannot_be_kept_is_shown_all_the_same(
+def test_a_result_that_cannot_be_drawn_is_shown_all_the_same(
     quality: Quality, script: Path, tmp_path: Path
 ) -> None:
     questions = tmp_path / "set.jsonl"
     questions.write_text('{"question": "How?", "answer": "hello", "match": "contains"}\n')
-    folder = find_paths(os.environ).data_dir / "quality"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.touch()
-    outcome = quality(script, *SHORT, "--set", questions)
+    (tmp_path / "folder").mkdir()
+    outcome = quality(script, *SHORT, "--set", questions, "--svg", tmp_path / "folder", "--json")
+    assert outcome.code == 2
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o500)
+    outcome = quality(script, *SHORT, "--set", questions, "--svg", folder / "chart.svg", "--json")
+    if os.access(folder, os.W_OK):
+        return  # the superuser writes everywhere
     assert outcome.code == 1
-    assert "RIGHT" in outcome.out
-    assert "the quality result cannot be stored in" in outcome.err
+    assert json.loads(outcome.out)["measured"][0]["questions"][0]["passed"]
+    assert "cannot be written" in outcome.err
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (("guide", "--only", "text"), "does not report log probabilities"),
-        (("guide", "--list"), "exclude each other"),
-        (("--show", "7"), "7"),
         (("guide", "--only", "poems"), "poems"),
         (("guide", "--set", "nowhere.jsonl"), "nowhere.jsonl"),
         (("guide", "--text", "nowhere.txt"), "nowhere.txt"),

@@ -274,33 +274,6 @@ def test_rm_touches_nothing_of_others(word: str, verb: Verb, home: Path, tmp_pat
     assert sorted(path for path in home.rglob("*")) == before
 
 
-def test_rm_force_takes_ollamas_file_when_no_other_name_needs_it(
-    verb: Verb, home: Path, tmp_path: Path
-) -> None:
-    cabinet, source = Ollama(home / ".ollama/models"), gguf(tmp_path / "a.gguf")
-    blob = cabinet.model(f"{OLLAMA}/m/one", source)
-    cabinet.model(f"{OLLAMA}/m/two", source)
-    code, _, err = verb("rm", "ollama/m:one", "--force", "-y")
-    assert code == 0
-    assert "another name of it stays" in err
-    assert blob.exists()
-    assert set(rows(verb)) == {"guide", "ollama/m:two"}
-    verb("rm", "ollama/m:two", "--force", "-y")
-    assert not blob.exists()
-
-
-def test_rm_force_takes_every_link_of_the_hub_cache(verb: Verb, tmp_path: Path) -> None:
-    hub = Hub(Path(os.environ["XDG_CACHE_HOME"]) / "huggingface/hub")
-    source = gguf(tmp_path / "a.gguf")
-    links = [hub.file("org/repo", revision, "m-Q8_0.gguf", source) for revision in ("aaa", "bbb")]
-    blob = links[0].resolve()
-    size = blob.stat().st_size
-    freed = json.loads(verb("rm", "hf/org/repo:Q8_0", "--force", "-y", "--json").out)["freed_bytes"]
-    assert freed == size
-    assert not blob.exists()
-    assert not any(link.is_symlink() for link in links)
-
-
 def test_rm_of_a_path_outside_the_models_folder_is_refused(verb: Verb, tmp_path: Path) -> None:
     path = gguf(tmp_path / "else/m.gguf")
     assert verb("rm", path, "-y").code == 2

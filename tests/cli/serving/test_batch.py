@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from localchat.config.paths import find_paths
-from localchat.models.aliases import add_alias
 from localchat.models.resolve import GUIDE
 from localchat.pool.entry import ModelStatus
 from tests.support.cli_program import SCENARIOS
@@ -388,19 +386,6 @@ def test_the_guide_never_answers_a_batch_by_default(
     assert "localchat batch needs a model" in outcome.err
     assert "the only model here is the built-in guide" in outcome.err
     assert (tmp_path / "out.jsonl").read_bytes() == b""
-
-
-def test_batch_uses_the_model_that_its_lines_name(
-    batch: Batch, source: Callable[..., list[str]], tmp_path: Path
-) -> None:
-    script = tmp_path / "tiny.script"
-    script.write_text(json.dumps({"reply": "one two three"}))
-    add_alias(find_paths({}), "tiny", str(script))
-    source({"model": "tiny", "prompt": "hello"}, "a plain prompt")
-    outcome = batch("--backend", SCRIPTED)
-    assert outcome.code == 0, outcome.err
-    assert "tiny answers (the input names it)" in outcome.err
-    assert {said(answer) for answer in answers(tmp_path)} == {"one two three"}
 
 
 def test_batch_uses_the_model_of_the_running_server(

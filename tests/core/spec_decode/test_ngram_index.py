@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.core.spec_decode.ngram_index import SPAN, EarlierTexts, NgramIndex
+from localchat.core.spec_decode.ngram_index import SPAN, NgramIndex
 
 TOKENS = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 2**21 - 1]), max_size=120)
 
@@ -57,17 +57,3 @@ def test_a_search_through_a_monotonous_text_ends_soon() -> None:
     index = NgramIndex([7] * 20_000)
     assert len(list(index.find([7, 7, 7], 5))) == 5
     assert list(index.find([7, 7, 8], 5)) == []
-
-
-def test_earlier_texts_stay_within_sixteen_bytes_a_token() -> None:
-    earlier = EarlierTexts(tokens_per_salt=8192)
-    for number in range(400):
-        earlier.add("salt", [number * n % 997 for n in range(150)])
-    held = [
-        column
-        for index in earlier.of("salt")
-        for column in (index.tokens, index._before, index._table)
-    ]
-    tokens = sum(len(index) for index in earlier.of("salt"))
-    assert 4096 <= tokens <= 8192
-    assert sum(len(column) * column.itemsize for column in held) <= 16 * tokens + 8192

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localchat.core.spec_decode.ngram_index import LONGEST, SPAN, EarlierTexts, NgramIndex
+from localchat.core.spec_decode.ngram_index import LONGEST, SPAN, NgramIndex
 from localchat.core.spec_decode.ngram_proposer import (
     NgramProposer,
     _votes,
@@ -48,13 +48,12 @@ def replay(
     text: Sequence[int],
     table: dict[int, float],
     limit: int,
-    earlier: Sequence[NgramIndex] = (),
 ) -> Replay:
     """The text is said, whatever is drafted; time is counted by the table, with the tremble of a machine."""
     model, jitter = CostModel(), random.Random(7)
     model.observe(1, cost(table, 1))
     answer = DraftReplay(model, max_draft=limit)
-    answer.begin(prompt, earlier)
+    answer.begin(prompt)
     answer.advance(text[:1])
     said, spent, history = 1, cost(table, 1), []
     while said < len(text):
@@ -68,9 +67,7 @@ def replay(
     return Replay(len(text) / spent, len(history), answer.drafts, history)
 
 
-def proposal(
-    tokens: Sequence[int], model: CostModel, limit: int, earlier: Sequence[NgramIndex] = ()
-) -> tuple[int, ...]:
+def proposal(tokens: Sequence[int], model: CostModel, limit: int) -> tuple[int, ...]:
     """What is drafted first after a prompt."""
     answer = DraftReplay(model, max_draft=limit)
     answer.begin(tokens)
@@ -139,14 +136,6 @@ def test_one_wide_draft_lost_at_an_edit_does_not_end_drafting_where_rows_are_dea
         result = replay([*file, *text[:3]], text[3:], SLOW_ROWS, 16)
         assert not result.drafts.off
         assert result.speedup > 1.7
-
-
-def test_a_quoted_passage_is_found_in_earlier_text_of_the_same_salt_only() -> None:
-    earlier = EarlierTexts()
-    earlier.add("alice", SOURCE)
-    text = words(30, 5) + SOURCE[200:600]
-    assert replay([1, 2, 3], text, CPU, 31, earlier.of("alice")).speedup > 2
-    assert replay([1, 2, 3], text, CPU, 31, earlier.of("bob")).speedup < 1.1
 
 
 def test_a_period_goes_on_beyond_the_end_of_the_text() -> None:
@@ -270,10 +259,8 @@ def test_a_long_prompt_is_taken_in_slices_and_loses_no_token() -> None:
 def test_any_sequence_of_steps_keeps_the_counters_consistent(
     prompt: list[int], steps: list[tuple[list[int], int]]
 ) -> None:
-    earlier = EarlierTexts()
-    earlier.add("", [0, 1, 2, 3] * 3)
     answer = DraftReplay(CostModel())
-    answer.begin(prompt or [0], earlier.of(""))
+    answer.begin(prompt or [0])
     drafted = accepted = 0
     for tokens, limit in steps:
         proposed = answer.propose(limit) if limit else ()
@@ -317,29 +304,6 @@ def test_a_copied_index_is_independent() -> None:
     assert list(twin.find([1, 2, 3], 9)) == [2]
     assert len(index) == 4
     assert list(index.find([1, 2, 3], 9)) == [2]
-
-
-def test_earlier_texts_are_bounded_and_the_unused_salt_goes_first() -> None:
-    earlier = EarlierTexts(salts=2, tokens_per_salt=20)
-    for start in range(0, 100, 4):
-        earlier.add("a", range(start, start + 4))
-    kept = [token for index in earlier.of("a") for token in index.tokens if token >= 0]
-    assert 96 in kept
-    assert len(kept) <= 20
-    earlier.add("b", [1])
-    earlier.of("a")
-    earlier.add("c", [1])
-    assert earlier.of("b") == ()
-    assert len(earlier.of("a")) == 2
-    earlier.add("c", range(1000))
-    assert sum(map(len, earlier.of("c"))) <= 20
-
-
-def test_matches_do_not_reach_across_texts() -> None:
-    earlier = EarlierTexts()
-    earlier.add("", [1, 2, 3])
-    earlier.add("", [4, 5, 6])
-    assert NgramProposer([1, 2, 3], earlier.of("")).chances(4) == []
 
 
 # ------------------------------------------------------------------ what steps cost

@@ -6,14 +6,13 @@ import pytest
 
 from localchat.engine.events import (
     Done,
-    Finished,
     MetricsSnapshot,
     Speculation,
     Text,
     Usage,
 )
 from localchat.engine.remote.engine import RemoteEngine
-from localchat.engine.request import GenerateRequest, Infill, Sampling
+from localchat.engine.request import GenerateRequest, Infill
 from localchat.engine.stats_line import stats_line
 from localchat.errors import (
     NetworkError,
@@ -191,52 +190,13 @@ def test_trouble_with_the_list_of_models_spoils_no_answer(opened: Open) -> None:
 # ---------------------------------------------------------------------------- gaps
 
 
-GAP = GenerateRequest(
-    Infill("a(", ")", (("x.py", "X"),)), Sampling(temperature=0.0), max_tokens=8, stop=("\n",)
-)
-
-
-def test_a_gap_goes_to_infill_with_its_other_files(opened: Open) -> None:
+def test_a_gap_is_a_completion_with_a_suffix(opened: Open) -> None:
     def answer(exchange: Exchange) -> None:
-        exchange.stream(
-            {"content": "b", "stop": False},
-            {"content": "", "stop": True, "stop_type": "word", "stopping_word": "\n"},
-            end=False,
-        )
-
-    engine, server = opened(answer)
-    found = events(engine, GAP)
-    assert text_of(found) == "b"
-    assert Finished(0, "stop", "\n") in found and isinstance(found[-1], Done)
-    path, body, _ = server.seen[-1]
-    assert path == "/infill"
-    assert body["input_extra"] == [{"filename": "x.py", "text": "X"}]
-    assert (body["input_prefix"], body["input_suffix"], body["prompt"]) == ("a(", ")", "")
-    assert (body["n_predict"], body["stop"], body["temperature"]) == (8, ["\n"], 0.0)
-
-
-def test_a_server_without_infill_gets_a_suffix_and_no_silence_about_other_files(
-    opened: Open,
-) -> None:
-    def answer(exchange: Exchange) -> None:
-        if exchange.path == "/infill":
-            exchange.send(404, {"detail": "Not Found"})
-        else:
-            exchange.stream({"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]})
+        exchange.stream({"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]})
 
     engine, server = opened(answer)
     with pytest.raises(UsageError, match="context files"):
-        events(engine, GAP)
-    plain = GenerateRequest(Infill("a(", ")"))
-    assert text_of(events(engine, plain)) == "b"
-    assert [path for path, _, _ in server.seen] == ["/infill", "/v1/completions"]
-    assert (server.seen[-1][1]["prompt"], server.seen[-1][1]["suffix"]) == ("a(", ")")
-
-
-def test_a_model_that_fills_no_gaps_is_not_asked_to_go_on_instead(opened: Open) -> None:
-    """llama-server would leave out the suffix and say nothing."""
-    refusal = {"error": {"code": 501, "message": "Infill is not supported by this model"}}
-    engine, server = opened(lambda one: one.send(501, refusal))
-    with pytest.raises(NetworkError, match="not supported"):
-        events(engine, GAP)
-    assert len(server.seen) == 1
+        events(engine, GenerateRequest(Infill("a(", ")", (("x.py", "X"),))))
+    assert text_of(events(engine, GenerateRequest(Infill("a(", ")")))) == "b"
+    path, body, _ = server.seen[-1]
+    assert (path, body["prompt"], body["suffix"]) == ("/v1/completions", "a(", ")")

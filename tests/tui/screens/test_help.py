@@ -25,7 +25,6 @@ def test_everything_is_in_it_and_the_essentials_come_first() -> None:
     text = "\n".join(line.keys for line in lines)
     assert all(f"/{command.name}" in text for command in COMMANDS)
     told = {line.name: line.about for line in lines}
-    assert told["screen.palette"] == "Command palette"
     assert told["chat.leave"] == "Quit if the input is empty"
     assert told["chat.undo"] == "Undo the last question"
 

@@ -132,8 +132,7 @@ def test_models_stand_in_sections_and_too_large_ones_below(tmp_path: Path) -> No
     play(Judge(tmp_path, models=("guide",)), what)
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
-def test_a_verdict_is_whole_beside_the_name(tmp_path: Path, width: int) -> None:
+def test_the_whole_verdict_of_the_marked_model_is_below_the_list(tmp_path: Path) -> None:
     class Judge(Stage):
         def estimate(self, name: str) -> CatalogEstimate | None:
             found = super().estimate(name)
@@ -146,11 +145,10 @@ def test_a_verdict_is_whole_beside_the_name(tmp_path: Path, width: int) -> None:
         await pilot.press("f3")
         screen: Any = pilot.app.screen
         await until(pilot, lambda: screen.verdicts_complete)
-        line = screen._line(screen._models["qwen2.5:7b"]).plain
-        assert ("no room: 50.1 GB at 8,192 tok" in line) == (width < 120)
-        assert len(line) <= screen.entries.scrollable_content_region.width
+        assert screen._line(screen._models["qwen2.5:7b"]).plain.endswith("  no room")
+        assert "does not fit: 50.1 GB with 8,192 tokens" in screen.about("qwen2.5:7b")
 
-    play(Judge(tmp_path, models=("guide",)), what, width)
+    play(Judge(tmp_path, models=("guide",)), what)
 
 
 def test_leaving_the_list_ends_the_weighing(tmp_path: Path) -> None:
@@ -183,8 +181,7 @@ def test_a_long_name_is_whole_and_its_verdict_beside_it(tmp_path: Path, width: i
         line = screen._line(entry).plain
         assert f" {entry.name} " in line
         assert cell_len(line.rstrip()) <= screen.entries.scrollable_content_region.width
-        assert ("GB" in line) == (width >= 60)
-        assert (" tok" in line) == (width >= 80)
+        assert ("GB" in line) == (width >= 70)
 
     play(Stage(tmp_path), what, width=width)
 
@@ -209,7 +206,7 @@ def test_a_model_that_was_used_by_its_path_is_listed_and_the_one_in_use_is_named
             pilot, lambda: any(option.id == str(earlier) for option in screen.entries.options)
         )
         rows = {option.id: str(option.prompt) for option in screen.entries.options}
-        assert "earlier.gguf" in rows[str(earlier)] and "ago" in rows[str(earlier)]
+        assert "earlier.gguf" in rows[str(earlier)]
         assert not any("gone" in row for row in rows.values())
         assert not any("in use" in row for id_, row in rows.items() if id_ == "guide")
 
@@ -237,7 +234,7 @@ def test_a_model_that_was_imported_as_a_hard_link_is_listed_once(tmp_path: Path)
     original.write_bytes(b"GGUF" + bytes(2_000))
     os.link(original, imported)
     context: Any = SimpleNamespace(paths=paths, environ=environ)
-    used = UsedModels((str(original), "original"), {str(original): 1.0})
+    used = UsedModels((str(original), "original"), (original,))
     names = [entry.name for entry in models._entries(context, used)]
     assert "linked-Q8_0" in names
     assert str(original) not in names

@@ -96,6 +96,6 @@ def test_a_strip_has_exactly_its_width(text: str, width: int) -> None:
     row = Row((Piece("▌ ", Look("user.bar")), Piece(text, Look())), 1, None, "user")
     for strip in (
         painter.strip(row),
-        painter.overlaid_strip(row, [(1, 4, painter.palette.mark())]),
+        painter.overlaid_strip(row, [(1, 4, painter.palette.selection())]),
     ):
         assert strip.cell_length == sum(cell_len(part.text) for part in strip) == width

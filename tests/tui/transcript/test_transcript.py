@@ -304,19 +304,6 @@ async def test_focus_walks_over_blocks_and_brings_them_into_view() -> None:
 
 
 @in_a_loop
-async def test_marks_are_counted_and_found() -> None:
-    app = Stage(
-        [AnswerBlock(f"a{i}", f"word {i} Needle" if i % 3 == 0 else "hay\n" * 9) for i in range(12)]
-    )
-    async with app.run_test(size=(60, 10)) as pilot:
-        await pilot.pause()
-        assert app.transcript.search("needle") == 4
-        assert app.transcript.show_match(-1)
-        assert "Needle" in app.lines()[0]
-        assert app.transcript.search("") == 0
-
-
-@in_a_loop
 async def test_blocks_are_replaced_dropped_and_read() -> None:
     app = Stage([AnswerBlock("a", "old"), UserBlock("u", "ask", branch=Branch(2, 3))])
     async with app.run_test(size=(60, 20)) as pilot:

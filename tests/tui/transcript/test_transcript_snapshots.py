@@ -119,10 +119,6 @@ def select(transcript: Transcript) -> None:
     transcript.screen.selections = {transcript: Selection(None, None)}
 
 
-def search(transcript: Transcript) -> None:
-    transcript.search("token")
-
-
 def focus(transcript: Transcript) -> None:
     transcript.focus_block(0)
 
@@ -141,7 +137,6 @@ STATES: dict[str, tuple[Sequence[Block], Callable[[Transcript], object], str]] =
     "light": (TALK, to_top, "textual-light"),
     "ansi": (TALK, to_top, "ansi-dark"),
     "selected": (TALK, select, "textual-dark"),
-    "found": (TALK, search, "textual-dark"),
     "focused": (TALK, focus, "textual-dark"),
     "writing": (TALK[:2], write, "textual-dark"),
     "empty": ([], lambda transcript: None, "textual-dark"),

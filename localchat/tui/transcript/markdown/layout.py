@@ -144,10 +144,8 @@ class MarkdownLayout:
                     inside, self._deeper(lead, (_QUOTE,)), bar, True, False, depth
                 )
             case "formula":
-                from localchat.tui.transcript.markdown import latex  # as in inline.py
-
                 indent = self._deeper(later, (Piece("  ", PLAIN),))
-                text = latex.to_unicode(token.content).split("\n")
+                text = token.content.strip().split("\n")
                 formula = [[Piece(printable(line), PLAIN)] for line in text if line]
                 yield from self._lines_of(formula, lead + indent[len(later) :], indent)
             case "hr":
