@@ -107,7 +107,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.reference is not None:
         # A child of this script, whose memory is measured.
-        write_reference(options.model, options.reference, options.types)
+        for name in options.types.split(","):
+            write_reference(options.model, options.reference / f"{name}.gguf", name)
         return 0
     rows = []
     # Comparing maps whole files, and a process that is started counts its parent's peak as its own.
@@ -118,11 +119,13 @@ def main() -> int:
         print(f"{'type':8} {'blocks':>12} {'different':>10} {'peak MB':>8} {'llama.cpp':>10}")
         for name in options.types.split(","):
             ours = Path(folder, f"{name}.gguf")
-            theirs = Path(folder, "reference.gguf")
+            references = Path(folder, "references")
+            references.mkdir(exist_ok=True)
+            theirs = references / f"{name}.gguf"
             command = ["localchat", "quantize", str(options.model), str(ours), "-t", name]
             peak = peak_bytes(command)
             script = ["scripts.tools.check_quantize", str(options.model), "--types", name]
-            reference_peak = peak_bytes([*script, "--reference", str(theirs)])
+            reference_peak = peak_bytes([*script, "--reference", str(references)])
             comparison = pool.submit(compare, ours, theirs).result()
             row = {"type": name, **comparison._asdict(), "peak_bytes": peak}
             rows.append(row | {"reference_peak_bytes": reference_peak})
