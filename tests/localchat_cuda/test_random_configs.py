@@ -184,6 +184,8 @@ def short_convs_mixture(draw: Random) -> dict[str, Any]:
     experts = draw.randint(2, 9)
     return {
         **shape,
+        # Checkpoints may carry this field of the dense class, which this class ignores.
+        "block_auto_adjust_ff_dim": draw.random() < 0.5,
         "num_dense_layers": draw.randint(0, shape["num_hidden_layers"]),
         "num_experts": experts,
         "num_experts_per_tok": draw.randint(1, experts),
@@ -269,5 +271,5 @@ def test_prompt_logits_of_random_configs_are_transformers(kind: str, tmp_path: P
         with torch.no_grad():
             wanted = model(torch.tensor([tokens])).logits[0]
         assert torch.allclose(found, wanted, atol=2e-3, rtol=1e-3), (seed, config)
-        worst = max(worst, float((found - wanted).abs().max()))
-    print(f"{kind}: {CONFIGS} configs, largest difference of a logit {worst:.1e}")
+        worst = max(worst, float((found - wanted).abs().max() / wanted.abs().max()))
+    print(f"{kind}: {CONFIGS} configs, largest difference over the largest logit {worst:.1e}")
