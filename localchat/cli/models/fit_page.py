@@ -189,6 +189,7 @@ def _table_lines(page: FitPage, best: "QuantizationRow | None") -> Iterator[str]
     """Format the table of quantizations, and explain its columns."""
     rows = page.rows
     if len(rows) < 2:
+        yield from _assumption_lines(page)
         return
     cells = []
     for row in rows:
@@ -209,6 +210,11 @@ def _table_lines(page: FitPage, best: "QuantizationRow | None") -> Iterator[str]
         "LOSS: how much worse it predicts text than the unquantized model (perplexity), as usual for 8B. "
         "Small models lose more, large ones less."
     )
+    yield from _assumption_lines(page)
+
+
+def _assumption_lines(page: FitPage) -> Iterator[str]:
+    """Say what is assumed of another computer."""
     if page.memory_bytes:
         used = size(page.verdict.others_bytes)
         yield (

@@ -289,6 +289,13 @@ def test_memory_with_a_usual_and_with_the_longest_context_is_told(fit: Fit) -> N
     assert lines[-1].endswith(f": --ctx {longest[1].replace(',', '')}")
 
 
+def test_a_model_that_was_trained_in_4_bits_has_no_smaller_quantization(fit: Fit) -> None:
+    outcome = fit(SMALL, "gpt-oss:20b", "--offline", "--memory", "16")
+    assert outcome.code == 4
+    assert "quantization" not in outcome.out
+    assert "This is for 16 GB without a GPU, of which other programs use 3.0 GB." in outcome.out
+
+
 def test_a_slow_model_is_not_called_quick(fit: Fit) -> None:
     outcome = fit(SMALL, "qwen2.5:72b", "--offline", "--memory", "64")
     assert outcome.out.splitlines()[2].endswith(" Coarser ones lose more.")
