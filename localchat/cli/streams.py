@@ -120,7 +120,7 @@ class Terminal:
     def note(self, sentence: str) -> None:
         """Print a note of an engine below the answer, once for each cause. In a pipe only with `stats`.
 
-        Until the answer begins, the note is also the progress line.
+        Until the answer begins, the note is also the progress line, if that is erased later.
         """
         cause = notice_cause(sentence)
         with self._lock:
@@ -128,7 +128,7 @@ class Terminal:
                 return
             self._causes.add(cause)
             self._pending.append(sentence)
-            if not self._line_open:
+            if self.animated and not self._line_open:
                 self.progress(sentence)
 
     def warn(self, sentence: str) -> None:

@@ -319,6 +319,9 @@ def smaller_quantization(shape: ModelShape, limit_bytes: int) -> str:
 
 def smaller_quantizations(shape: ModelShape) -> dict[str, float]:
     """Return the usual quantizations below the present size, finest first, with their share of it."""
+    if "MXFP4" in shape.quantization.upper():
+        # The makers trained the experts in 4 bits, and every other file of the model keeps them.
+        return {}
     present_bytes = shape.weights_bytes
     names = list(_BITS_PER_WEIGHT)
     finer = 0

@@ -24,6 +24,9 @@ _CHANCE: Final = 0.05
 _NAMED_TASKS: Final = 3
 _FEW_TASKS: Final = 6
 """Number of tasks below which even the loss of all of them may be chance."""
+_RELIABLE_SHARE: Final = 0.9
+"""Share of needles from which a model finds them reliably. Below it, which ones it finds is partly chance."""
+_CLOSE: Final = GRADES.index("close")
 _WEAKER: Final = GRADES.index("weaker")
 _DAMAGED: Final = GRADES.index("damaged")
 _MEANING: Final = {
@@ -122,19 +125,22 @@ def _task_finding(text: str, base: Sequence[TaskOutcome], other: Sequence[TaskOu
 def _needle_finding(base: Sequence[TaskOutcome], other: Sequence[TaskOutcome]) -> _Finding:
     """Grade lost needles.
 
-    If the first model misses most needles, it finds the rest by chance, so won needles make up for lost ones.
-    Otherwise a lost needle counts, whatever the other model won."""
-    text = _needle_text(base, lost_tasks(base, other))
+    A lost needle counts if the first model finds them reliably, whatever the other model won. Otherwise even
+    two runs of equal quality lose some to each other, so only a loss beyond chance counts.
+    """
     lost = len(lost_tasks(base, other))
     if not lost:
-        return _Finding(text, 0)
+        return _Finding(_needle_text(base, []), 0)
     won = len(lost_tasks(other, base))
     passed = _passed(base)
-    if lost <= won and 2 * passed < len(base):
-        return _Finding(f"needles {_passed(other)} of {len(other)} (first: {passed})", 0)
     if lost > won and not _is_chance(lost, won):
-        return _Finding(text, _DAMAGED)
-    return _Finding(text, _WEAKER, few=True)
+        return _Finding(_needle_text(base, lost_tasks(base, other)), _DAMAGED)
+    if passed >= _RELIABLE_SHARE * len(base):
+        return _Finding(_needle_text(base, lost_tasks(base, other)), _WEAKER, few=True)
+    text = f"needles {_passed(other)} of {len(other)} (first: {passed})"
+    if lost <= won:
+        return _Finding(text, 0)
+    return _Finding(text, _CLOSE, few=True)
 
 
 def _is_chance(lost: int, won: int) -> bool:

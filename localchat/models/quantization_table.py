@@ -77,10 +77,13 @@ class QuantizationRow(NamedTuple):
     @property
     def is_worth_it(self) -> bool:
         """Whether it answers better than a smaller model of the same size in bytes."""
-        limit = _MAX_LOSS
-        if self.shape.parameters >= _LARGE_MODEL:
-            limit = _MAX_LOSS_OF_LARGE
-        return self.loss_percent <= limit
+        return self.loss_percent <= _MAX_LOSS or self.loses_half
+
+    @property
+    def loses_half(self) -> bool:
+        """Whether only the size of the model makes its usual loss bearable."""
+        is_large = self.shape.parameters >= _LARGE_MODEL
+        return is_large and _MAX_LOSS < self.loss_percent <= _MAX_LOSS_OF_LARGE
 
     @property
     def gains_nothing(self) -> bool:

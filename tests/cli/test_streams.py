@@ -147,6 +147,19 @@ def test_notes_come_once_for_each_cause_below_the_answer(
     ]
 
 
+def test_a_note_during_a_long_prompt_comes_once_where_lines_are_only_appended(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("localchat.cli.streams.time.monotonic", lambda: now)
+    terminal = Terminal({"TERM": "dumb"}, stats=True)
+    now = 60.0
+    terminal.note("the context was shortened")
+    terminal.answer("x")
+    terminal.end_answer()
+    assert capfd.readouterr() == ("x\n", "localchat: the context was shortened\n")
+
+
 def test_a_pipe_gets_no_notes_but_with_stats(capfd: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal({})
     terminal.note("the context was shortened")

@@ -1,5 +1,6 @@
-"""LoRA adapters: logits equal merged weights, requests do not mix, and bad files are refused early."""
+"""LoRA adapters: logits equal merged weights and PEFT, requests do not mix, and bad files are refused early."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -21,7 +22,7 @@ from localchat_llamacpp.quantize import GgufQuantizer
 from tests.support.llamacpp_core import Core, Received, request
 from tests.support.llamacpp_models import VOCAB
 from tests.support.loading import load_model
-from tests.support.peft_folders import merge, write_peft
+from tests.support.peft_folders import MODULES, merge, write_peft
 from tests.support.tiny_checkpoints import logprobs, write_checkpoint
 
 TOKENS = [(7 * place * place + 11 * place) % VOCAB for place in range(40)]
@@ -102,6 +103,47 @@ def test_logits_equal_those_of_merged_weights(scene: Scene) -> None:
         assert worst(say(core), both) < 0.03
     spread = abs(expected[()] - expected[((0, 1.0),)]).max()
     assert spread > 1, "the adapter changes too little for this test"
+
+
+# Of names that PEFT uses and transformers has deprecated.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("changes", [{}, {"use_rslora": True}], ids=["plain", "rslora"])
+def test_logits_and_text_equal_those_of_peft_until_it_unloads_the_adapter(
+    scene: Scene, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """The adapter is random, and PEFT itself writes it."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(5)
+    config = peft.LoraConfig(
+        r=RANK,
+        lora_alpha=8 * ALPHA,
+        target_modules=list(MODULES),
+        init_lora_weights=False,
+        **changes,
+    )
+    adapted = peft.get_peft_model(copy.deepcopy(scene.model), config).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    model = GgufModel(scene.path)
+    lora = (LoraAdapter(str(tmp_path / "adapter")),)
+    model.plan(LoadOptions(context_tokens=512, gpu_layers=0, lora=lora))
+    adapters = model.info.adapters
+    model.close()
+    prompt = torch.tensor([TOKENS])
+    with load_model(scene.path, lora=lora, kv_type="f32") as runner:
+        core = Core(runner, adapters=adapters)
+        received = say(core, temperature=0.0)
+        unloaded = say(core, lora=(), temperature=0.0)
+    with load_model(scene.path, kv_type="f32") as runner:
+        base = say(Core(runner), temperature=0.0)
+    with_adapter = logprobs(adapted, TOKENS)
+    # Gemma's GELU comes from a table in f16; the others are below 0.0001.
+    assert worst(received, with_adapter) < 0.01
+    text = adapted.generate(input_ids=prompt, max_new_tokens=12, do_sample=False)
+    assert received.tokens == text[0, len(TOKENS) :].tolist()
+    without_adapter = logprobs(adapted.unload(), TOKENS)
+    assert abs(with_adapter - without_adapter).max() > 1, "the adapter changes too little"
+    assert worst(unloaded, without_adapter) < 0.01
+    assert unloaded.tokens == base.tokens != received.tokens
 
 
 def test_without_adapters_and_at_scale_zero_the_text_is_the_base_models(llama: Scene) -> None:

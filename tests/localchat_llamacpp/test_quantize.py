@@ -1,5 +1,8 @@
-"""Quantizing: every format is written, read back, and as close as its bits allow."""
+"""Quantizing: every format is written, read back, as close as its bits allow, and has llama.cpp's blocks."""
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -9,6 +12,8 @@ import pytest
 from localchat.errors import UsageError
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.quantize import GgufQuantizer
+from scripts.tools.check_quantize import compare
+from tests.support import llamacpp_models
 from tests.support.llamacpp_models import write_llama
 
 # Largest relative error of a Gaussian matrix, by format.
@@ -60,6 +65,31 @@ def test_weights_come_back_within_the_error_of_the_format(
     assert header.quantization == name
     size_bytes = GgufQuantizer().size_bytes(source, name)
     assert header.weights_bytes == size_bytes
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python exports the reference"
+)
+@pytest.mark.parametrize("width", [256, 64], ids=["whole", "odd"])
+def test_all_blocks_are_those_of_llama_quantize(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of 256 take blocks of K types. Narrower ones need the formats that replace them."""
+    sizes = {"EMBED": width, "HEAD": width // 2, "FEED": 2 * width}
+    for name, value in sizes.items():
+        monkeypatch.setattr(llamacpp_models, name, value)
+    source = write_llama(tmp_path / "source.gguf")
+    # A process of its own, because two libraries of llama.cpp in one disturb each other.
+    names = GgufQuantizer.names
+    script = [sys.executable, "-m", "scripts.tools.check_quantize", str(source)]
+    options = ["--types", ",".join(names), "--reference", str(tmp_path)]
+    subprocess.run([*script, *options], check=True, stderr=subprocess.DEVNULL)
+    for name in names:
+        target = tmp_path / f"{name}-ours.gguf"
+        GgufQuantizer().write(source, target, name, 2, lambda done, total: None)
+        comparison = compare(target, tmp_path / f"{name}.gguf")
+        assert comparison.blocks > 1000, name
+        assert comparison.is_equal, (name, comparison)
 
 
 def test_everything_but_the_format_is_copied(source: Path, tmp_path: Path) -> None:

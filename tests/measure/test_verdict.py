@@ -44,13 +44,23 @@ def test_a_lost_needle_is_never_close() -> None:
     # A needle won elsewhere does not make up for it.
     won = (TaskOutcome("0", False), *tasks(11, 11)[1:], TaskOutcome("11", True))
     assert "weaker: " in verdict(measured("f16", needles=tasks(11, 12)), measured("b", needles=won))
-    # The first model misses most needles: one lost and one won are chance, and one that is only lost counts.
-    poor = measured("f16", needles=tasks(4, 10))
-    swap = (TaskOutcome("0", False), *tasks(4, 9)[1:], TaskOutcome("9", True))
-    swapped = measured("q8_0", needles=swap, divergence=FAR)
-    assert verdict(poor, swapped) == "q8_0: needles 4 of 10 (first: 4); KL 0.0052; safe"
-    lower = measured("q4_0", needles=tasks(3, 10), divergence=FAR)
-    assert "1 of 4 needles lost" in verdict(poor, lower) and "weaker: " in verdict(poor, lower)
+    # The first model misses many needles, so that one lost and one won are chance.
+    for passed in (4, 7):
+        poor = measured("f16", needles=tasks(passed, 10))
+        swap = (TaskOutcome("0", False), *tasks(passed, 9)[1:], TaskOutcome("9", True))
+        swapped = measured("q8_0", needles=swap, divergence=FAR)
+        text = f"q8_0: needles {passed} of 10 (first: {passed}); KL 0.0052; safe"
+        assert verdict(poor, swapped) == text
+        # One that is only lost may be chance too, so it is said, and passes `--gate`. Six cannot be.
+        lower = measured("q4_0", needles=tasks(passed - 1, 10), divergence=FAR)
+        text = verdict(poor, lower)
+        assert f"needles {passed - 1} of 10 (first: {passed}); " in text and "close: " in text
+        assert "too few tasks" in text
+        assert not list(failures((poor, lower), parse_gates(["grade=close"])))
+        assert list(failures((poor, lower), parse_gates(["needles=0"])))
+    most = measured("f16", needles=tasks(17, 20))
+    fewer = measured("q4_0", needles=tasks(11, 20), divergence=FAR)
+    assert "damaged: " in verdict(most, fewer)
     (missed,) = failures((measured("f16", needles=tasks(10, 10)), q4), parse_gates(["grade=close"]))
     assert missed == "q4_0: grade weaker, allowed close"
 

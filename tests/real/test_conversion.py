@@ -3,11 +3,13 @@
 import copy
 import random
 from pathlib import Path
+from typing import Any
 
 import gguf
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling, TokenIds
@@ -23,13 +25,15 @@ from tests.real.conftest import (
     load_reference,
     model_path,
 )
-from tests.support.answers import ask
-from tests.support.peft_folders import merge, write_peft
+from tests.support.answers import Answer, ask
+from tests.support.peft_folders import MODULES, merge, write_peft
 from tests.support.transformers_reference import TransformersReference
 
 QUESTIONS = ("What is the capital of France?", "Write a haiku about rain.")
 TEXT = "The river rises in a narrow valley and reaches the sea after two hundred miles."
 WEIGHT_OF_RANDOM_ADAPTER = 0.1
+LARGEST_DIFFERENCE = 0.001
+"""Largest difference of a log probability with weights and KV in float32."""
 
 
 class Converted:
@@ -85,6 +89,15 @@ def texts() -> list[str]:
     ]
     many = [" ".join(chance.choices(words, k=12)) for _ in range(120)]
     return many + ["".join(map(chr, chance.choices(scripts, k=40))) for _ in range(80)]
+
+
+def worst(answer: Answer, expected: Any) -> float:
+    """Return the largest difference of a log probability of the prompt."""
+    return max(
+        abs(value - float(expected[place, token]))
+        for place, entry in enumerate(answer.prompt_logprobs)
+        for token, _, value in entry.top
+    )
 
 
 def greedy(engine: LocalEngine) -> list[str]:
@@ -153,3 +166,51 @@ def test_an_adapter_gives_the_logits_of_merged_weights_and_leaves_no_trace(
     assert adapted.text != base.text
     for lora in (), ((0, 0.0),):
         assert ask(engine, msgspec.structs.replace(request, lora=lora)).text == base.text
+
+
+# Of names that PEFT uses and transformers has deprecated.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_smollm2_with_an_adapter_of_peft_has_its_logits_and_without_it_the_text_of_the_base(
+    save_checkpoint: SaveCheckpoint,
+    open_engine: OpenEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peft = pytest.importorskip("peft")
+    monkeypatch.setenv("LOCALCHAT_DATA_DIR", str(tmp_path / "data"))
+    model = copy.deepcopy(load_reference(SMOLLM2).model)
+    torch.manual_seed(4)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=16, target_modules=list(MODULES), init_lora_weights=False
+    )
+    adapted = copy.copy(load_reference(SMOLLM2))
+    adapted.model = peft.get_peft_model(model, config).eval()
+    adapted.model.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    path = tmp_path / "f32.gguf"
+    GgufQuantizer().write(model_path(SMOLLM2), path, "F32", 2, lambda done, total: None)
+    options = {"context_tokens": 512, "kv_type": "f32"}
+    plain = open_engine(path, **options)
+    engine = open_engine(path, **options, lora=(LoraAdapter(str(tmp_path / "adapter")),))
+    tokens = plain.tokenize(TEXT)
+    request = GenerateRequest(
+        TokenIds(tuple(tokens)),
+        sampling=Sampling(temperature=0, repetition_penalty=1.0),
+        max_tokens=24,
+        logprobs=0,
+        prompt_logprobs=20,
+        ignore_eos=True,
+    )
+    received = ask(engine, request)
+    with_adapter = adapted.logprobs(tokens)
+    assert worst(received, with_adapter) < LARGEST_DIFFERENCE
+    text = adapted.model.generate(
+        input_ids=torch.tensor([tokens]), max_new_tokens=24, do_sample=False, min_new_tokens=24
+    )
+    answer = [entry.token for entry in received.logprobs]
+    assert answer == text[0, len(tokens) :].tolist()
+    adapted.model = adapted.model.unload()
+    without_adapter = adapted.logprobs(tokens)
+    assert abs(with_adapter - without_adapter).max() > 1, "the adapter changes too little"
+    unloaded = ask(engine, msgspec.structs.replace(request, lora=()))
+    assert worst(unloaded, without_adapter) < LARGEST_DIFFERENCE
+    assert unloaded.text == ask(plain, request).text != received.text

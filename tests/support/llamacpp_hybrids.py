@@ -132,7 +132,12 @@ def write_lfm2(path: Path, *, seed: int = 13) -> Path:
 
 
 def write_qwen35(
-    path: Path, *, seed: int = 14, head: Literal["", "random", "exact"] = "", scale: float = _SCALE
+    path: Path,
+    *,
+    seed: int = 14,
+    head: Literal["", "random", "exact"] = "",
+    scale: float = _SCALE,
+    layers: int = 4,
 ) -> Path:
     """Gated delta nets, and a gated attention in every second layer.
 
@@ -141,7 +146,7 @@ def write_qwen35(
     """
     heads, width = 2, 16
     inner, channels = heads * width, 3 * heads * width
-    w = _begin(path, "qwen35", seed, 4 + bool(head), successors=head == "exact")
+    w = _begin(path, "qwen35", seed, layers + bool(head), successors=head == "exact")
     _heads(w)
     w.gguf.add_rope_dimension_sections([6, 5, 5, 0])
     w.gguf.add_ssm_conv_kernel(_KERNEL)
@@ -151,12 +156,12 @@ def write_qwen35(
     w.gguf.add_ssm_group_count(heads)
     w.gguf.add_full_attention_interval(2)
     if head:
-        write_head(w, "blk.4.nextn.", random=head == "random")
-    for layer in range(4 + bool(head)):
+        write_head(w, f"blk.{layers}.nextn.", random=head == "random")
+    for layer in range(layers + bool(head)):
         block = f"blk.{layer}."
         w.ones(block + "attn_norm.weight", EMBED)
         w.ones(block + "post_attention_norm.weight", EMBED)
-        if layer % 2 or layer == 4:
+        if layer % 2 or layer == layers:
             write_attention(w, block, scale=scale, gated=True)
             w.ones(block + "attn_q_norm.weight", HEAD)
             w.ones(block + "attn_k_norm.weight", HEAD)

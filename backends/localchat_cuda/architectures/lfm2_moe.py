@@ -14,7 +14,8 @@ from localchat_cuda.architectures.names import ExpertNames
 
 def canonical(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a config with the names that the reader knows."""
-    return lfm2.canonical(fields) | {
+    # Only the dense class adjusts the inner width of its feed-forward blocks.
+    return lfm2.canonical({**fields, "block_auto_adjust_ff_dim": False}) | {
         "n_routed_experts": fields.get("num_experts"),
         "first_k_dense_replace": fields.get("num_dense_layers"),
     }
@@ -34,7 +35,6 @@ FAMILY = Family(
     ),
     defaults={
         **lfm2.FAMILY.defaults,
-        "block_auto_adjust_ff_dim": False,
         "num_experts": 32,
         "num_experts_per_tok": 4,
         "num_dense_layers": 2,

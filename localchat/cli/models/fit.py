@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from localchat.model_files.checkpoint import ModelSummary
     from localchat.models.assess import FitReport, Subject
     from localchat.models.names import Reference
+    from localchat.models.quantization_table import QuantizationRow
 
 _USUAL_PROGRAMS_BYTES: Final = 3_000_000_000
 
@@ -86,6 +87,11 @@ def command(
     rows = quantization_rows(seen.subject, options, machine, history, catalog, seen.offered)
     subject = seen.subject
     best = next((row for row in rows if row.recommended), None)
+    shorter: QuantizationRow | None = None
+    if best is None and options.context_tokens is not None:
+        free = structs.replace(options, context_tokens=None)
+        others = quantization_rows(seen.subject, free, machine, history, catalog, seen.offered)
+        shorter = next((row for row in others if row.recommended), None)
     if best is not None and not seen.is_exact:
         subject = best.subject
         verdict = best.report
@@ -104,9 +110,14 @@ def command(
         }
         print_json(environ, head | verdict.record() | tail)
     else:
-        usual = _usual_lines(subject, options, verdict, machine)
         page = fit_page.FitPage(
-            verdict, rows, steps, usual, is_exact=seen.is_exact, memory_bytes=memory or 0
+            verdict,
+            rows,
+            steps,
+            _context_lines(subject, options, verdict, machine),
+            is_exact=seen.is_exact,
+            memory_bytes=memory or 0,
+            shorter=shorter,
         )
         print_lines(environ, fit_page.page_lines(page, seen.paths, machine))
     if verdict.plan.fits:
@@ -128,24 +139,32 @@ def parse_gigabytes(text: str | None) -> int | None:
     return round(gigabytes * 1e9)
 
 
-def _usual_lines(
+def _context_lines(
     subject: "Subject", options: "LoadOptions", verdict: "FitReport", machine: "Machine"
 ) -> tuple[str, ...]:
-    """Return the memory with a usual context, which the model screen shows, if the planned one is longer."""
+    """Return the memory with a usual and with the longest context.
+
+    Empty if the user chose a context.
+    """
     from msgspec import structs
 
     from localchat.fit.report import USUAL_LENGTH
     from localchat.models.assess import assess
 
-    context = verdict.plan.context_tokens
-    if options.context_tokens is not None or not verdict.plan.fits or context <= USUAL_LENGTH:
+    plan = verdict.plan
+    if options.context_tokens is not None or not plan.fits:
         return ()
-    usual = structs.replace(options, context_tokens=USUAL_LENGTH)
-    plan = assess(subject, usual, machine, None, speed=False).plan
-    return (
-        f"A context of {tokens(USUAL_LENGTH)} needs {size(plan.total_bytes)}, "
-        f"of which KV {size(plan.kv_bytes)}: --ctx {USUAL_LENGTH}",
-    )
+    lines = []
+    for context in (USUAL_LENGTH, plan.max_context_tokens):
+        if context == plan.context_tokens or context > plan.max_context_tokens:
+            continue
+        chosen = structs.replace(options, context_tokens=context)
+        other = assess(subject, chosen, machine, None, speed=False).plan
+        lines.append(
+            f"A context of {tokens(context)} needs {size(other.total_bytes)}, "
+            f"of which KV {size(other.kv_bytes)}: --ctx {context}"
+        )
+    return tuple(lines)
 
 
 def _machine(memory: int | None) -> "Machine":

@@ -35,22 +35,24 @@ class FitPage(NamedTuple):
     verdict: "FitReport"
     rows: "Sequence[QuantizationRow]"
     steps: tuple[MemoryStep, ...]
-    usual_lines: Sequence[str]
-    """Memory with a usual context."""
+    context_lines: Sequence[str]
+    """Memory with a usual and with the longest context."""
     is_exact: bool
     """Whether the verdict is on a quantization that the user named, or on a file of this machine."""
     memory_bytes: int = 0
     """Memory of the other computer that the plan is for. 0: it is for this computer."""
+    shorter: "QuantizationRow | None" = None
+    """Quantization that fits with a shorter context than the user chose."""
 
 
 def page_lines(page: FitPage, paths: "Paths", machine: "Machine") -> Iterator[str]:
     """Format the page. It starts with the answer to the question that the name asks."""
     best = next((row for row in page.rows if row.recommended), None)
-    load_lines = (*report_lines(page.verdict), *page.usual_lines)
+    load_lines = (*report_lines(page.verdict), *page.context_lines)
     if page.is_exact or not page.rows:
         # One file: does it fit?
         yield from load_lines
-        yield from _other_model_lines(page.verdict, paths, machine)
+        yield from _other_model_lines(page, paths, machine)
         yield from _table_lines(page, best)
         if page.steps:
             yield from ("", IN_ORDER, *step_lines(page.steps))
@@ -60,7 +62,7 @@ def page_lines(page: FitPage, paths: "Paths", machine: "Machine") -> Iterator[st
         yield _why_none(page)
     else:
         yield from _answer_lines(best, page.rows)
-    yield from _other_model_lines(page.verdict, paths, machine)
+    yield from _other_model_lines(page, paths, machine)
     yield from _table_lines(page, best)
     if best is not None:
         yield from ("", *load_lines)
@@ -92,11 +94,15 @@ def _reason(best: "QuantizationRow", rows: "Sequence[QuantizationRow]") -> str:
         sentences.append(f"{next_finer.quantization} fits too, but it is slower and hardly better.")
     elif rows[:index]:
         sentences.append(f"{rows[0].quantization} is larger without a visible difference.")
+    if best.loses_half:
+        sentences.append("A model of this size loses about half of the LOSS in the table.")
     coarser = rows[index + 1 :]
     if coarser and not coarser[0].is_worth_it:
         sentences.append(f"{coarser[0].quantization} and coarser ones answer worse.")
-    elif coarser:
+    elif coarser and best.is_quick:
         sentences.append("Coarser ones lose more, and this one is quick already.")
+    elif coarser:
+        sentences.append("Coarser ones lose more.")
     return " ".join(sentences)
 
 
@@ -110,30 +116,49 @@ def _why_not_finer(next_finer: "QuantizationRow") -> str:
 
 
 def _why_none(page: FitPage) -> str:
-    """Explain why no quantization is recommended."""
+    """Explain why no quantization is recommended, and what would help."""
     rows = page.rows
     smallest = rows[-1]
     fitting = [row.quantization for row in rows if row.fits_a_chat]
     if fitting:
-        reason = f"Only {' and '.join(fitting)} would fit, which loses too much"
+        reason = f"Only {' and '.join(fitting)} would fit, with too much loss"
     elif smallest.report.plan.fits:
         reason = f"Even {smallest.quantization} leaves too little room for a conversation"
     else:
         reason = f"Even {smallest.quantization}, {size(smallest.size_bytes)}, does not fit"
-    verdict = page.verdict
-    advice = f"What makes room: localchat fit {smallest.model or verdict.name}"
+    answer = "Take another model here"
+    if page.shorter is not None:
+        answer = "Take another model here, or a shorter context"
+    return f"{answer}. {reason}. {_what_would_help(page)}"
+
+
+def _what_would_help(page: FitPage) -> str:
+    """Return advice for a model of which no quantization is recommended."""
+    if page.shorter is not None:
+        longest = page.shorter.report.plan.max_context_tokens
+        return f"{page.shorter.quantization} fits with --ctx {longest} or less."
+    used_bytes = page.verdict.others_bytes
+    memory_bytes = page.verdict.memory_bytes
+    roomy = [
+        row
+        for row in page.rows
+        if row.is_worth_it and row.report.plan.total_bytes < _ROOMY_SHARE * memory_bytes
+    ]
+    if roomy and not page.memory_bytes:
+        used = f"{size(used_bytes)} of {size(memory_bytes)}"
+        return f"Other programs use {used}: without them, {roomy[0].quantization} fits."
+    smallest = page.rows[-1]
+    advice = f"What makes room: localchat fit {smallest.model or page.verdict.name}"
     if page.memory_bytes:
         advice += f" --memory {page.memory_bytes / 1e9:g}"
-    if verdict.plan.total_bytes < _ROOMY_SHARE * verdict.memory_bytes:
-        used = f"{size(verdict.others_bytes)} of {size(verdict.memory_bytes)}"
-        advice = f"Other programs use {used}: without them, {verdict.name} fits"
-    return f"Take another model here. {reason}. {advice}"
+    return advice
 
 
-def _other_model_lines(verdict: "FitReport", paths: "Paths", machine: "Machine") -> Iterator[str]:
+def _other_model_lines(page: FitPage, paths: "Paths", machine: "Machine") -> Iterator[str]:
     """Name the models that suit the machine, if this one does not fit or is slow."""
     from localchat.models.recommended_models import recommended_models
 
+    verdict = page.verdict
     plan = verdict.plan
     speed = verdict.expected_speed
     is_slow = speed is not None and speed.tokens_per_s < _READING_TOKENS_PER_S
@@ -151,7 +176,10 @@ def _other_model_lines(verdict: "FitReport", paths: "Paths", machine: "Machine")
     reason = ""
     if plan.fits and speed is not None:
         reason = f"{rate(speed.tokens_per_s)} is slower than people read. "
-    yield f"{reason}Models that suit this computer better:"
+    computer = "this computer"
+    if page.memory_bytes:
+        computer = f"a computer with {page.memory_bytes / 1e9:g} GB"
+    yield f"{reason}Models that suit {computer} better:"
     width = max(len(recommendation.command) for recommendation in recommendations)
     for recommendation in reversed(recommendations):
         yield f"  {recommendation.command:<{width}}  {recommendation.summary}"
@@ -161,6 +189,7 @@ def _table_lines(page: FitPage, best: "QuantizationRow | None") -> Iterator[str]
     """Format the table of quantizations, and explain its columns."""
     rows = page.rows
     if len(rows) < 2:
+        yield from _assumption_lines(page)
         return
     cells = []
     for row in rows:
@@ -181,8 +210,17 @@ def _table_lines(page: FitPage, best: "QuantizationRow | None") -> Iterator[str]
         "LOSS: how much worse it predicts text than the unquantized model (perplexity), as usual for 8B. "
         "Small models lose more, large ones less."
     )
+    yield from _assumption_lines(page)
+
+
+def _assumption_lines(page: FitPage) -> Iterator[str]:
+    """Say what is assumed of another computer."""
     if page.memory_bytes:
-        yield "SPEED: with the memory bandwidth of this computer."
+        used = size(page.verdict.others_bytes)
+        yield (
+            f"This is for {page.memory_bytes / 1e9:g} GB without a GPU, of which other programs use {used}. "
+            "SPEED: with the memory bandwidth of this computer."
+        )
 
 
 def _how_to_get(best: "QuantizationRow") -> str:
@@ -203,7 +241,7 @@ def report_lines(verdict: "FitReport") -> Iterator[str]:
 def verdict_lines(verdict: "FitReport") -> Iterator[str]:
     """Format the report with a memory bar."""
     first, _, *remarks = sentences(verdict.plan)
-    yield f"{sanitize_line(verdict.name)}: {first[0].lower()}{first[1:]}"
+    yield f"{sanitize_line(verdict.name)} {first[0].lower()}{first[1:]}"
     if verdict.plan.missing:
         # The machine lacks what the model needs, such as a GPU, so a bar would be empty.
         yield parts(verdict.plan)

@@ -369,6 +369,53 @@ def test_xtc_excludes_top_tokens_in_its_share_of_the_draws(probability: float) -
     assert abs(with_top / draws - expected) < 4 * deviation
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_draws_with_dry_and_xtc_follow_the_published_rules(seed: int) -> None:
+    """Random texts and settings: 8,000 draws against the probabilities that both rules give."""
+    random = np.random.default_rng(seed)
+    vocabulary = 6
+    row = random.normal(0, 0.6, vocabulary).astype(np.float32)
+    text = [*random.integers(0, 4, 40).tolist(), *[3, 0, 1, 2] * 2]
+    params = replace(
+        PLAIN,
+        dry_multiplier=float(random.choice([0.4, 0.8])),
+        dry_base=float(random.choice([1.2, 1.75])),
+        dry_allowed_length=int(random.integers(1, 3)),
+        dry_penalty_last_n=int(random.choice([-1, 20])),
+        dry_breakers=bytes([int(random.choice([0, 1]))]),
+        xtc_probability=float(random.uniform(0.2, 0.8)),
+        xtc_threshold=float(random.uniform(0.08, 0.14)),
+        seed=seed,
+    )
+    expected = published_chances(row, text, params)
+    penalized = published_chances(row, text, replace(params, xtc_probability=0.0))
+    plain = softmax(dict(enumerate(row.tolist())))
+    assert any(abs(penalized[t] - plain[t]) > 0.02 for t in plain), "DRY changes too little"
+    assert any(abs(expected[t] - penalized[t]) > 0.02 for t in plain), "XTC changes too little"
+    sampler = Sampler(vocabulary)
+    draws = 8000
+    counts = TokenCounts(text, 20)
+    seen = Counter(sampler.draw(row, params, position, counts).token for position in range(draws))
+    common = [t for t, share in expected.items() if share * draws >= 5]
+    rare = draws - sum(seen[t] for t in common)
+    assert rare <= 5 * vocabulary
+    chi = sum((seen[t] - draws * expected[t]) ** 2 / (draws * expected[t]) for t in common)
+    assert chi < 20.5, "p < 0.001 with five degrees of freedom"
+
+
+def published_chances(row: Row, text: list[int], params: SamplingParams) -> dict[int, float]:
+    """Chance of each token by p-e-w's rules: DRY on the logits, then XTC in its share of the draws."""
+    z = row.astype(np.float64)
+    for token, length in repeats(text, params).items():
+        z[token] -= params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
+    logits = dict(enumerate(z.tolist()))
+    falling = sorted(logits, key=lambda t: -logits[t])
+    p = softmax(logits)
+    kept = softmax({t: logits[t] for t in excluded(falling, p, params.xtc_threshold)})
+    share = params.xtc_probability
+    return {t: (1 - share) * p[t] + share * kept.get(t, 0.0) for t in p}
+
+
 def test_the_chance_of_a_draw_is_uniform_and_independent_of_the_noise() -> None:
     keys = [draw_key(1, 0, position) for position in range(20_000)]
     chances = np.array([chance(key) for key in keys])

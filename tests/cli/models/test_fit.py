@@ -63,7 +63,7 @@ def test_a_model_that_fits(fit: Fit, eight_b: Path) -> None:
     assert found["others_bytes"] == 4 * GB
     assert found["weights_bytes"] >= eight_b.stat().st_size * 0.99
     text = fit(roomy, eight_b, "--ctx", "8192").out
-    assert text.startswith("8b: fits: ")
+    assert text.startswith("8b fits: ")
     assert "other processes 4.0 GB" in text
     assert re.search(r"^About [\d.]+ tok/s \([\d.]+ to [\d.]+\), ", text, re.MULTILINE)
     assert "A context of" not in text  # the user chose one
@@ -249,10 +249,12 @@ def test_a_name_alone_means_the_quantization_to_take(fit: Fit) -> None:
     outcome = fit(roomy, "qwen3.6:35b-a3b", "--offline", "--memory", "24")
     assert outcome.code == 0
     assert outcome.out.startswith("Take Q3_K_M: ")
-    assert "qwen3.6:35b-a3b-q3_k_m: fits: " in outcome.out
+    assert "loses about half of the LOSS in the table." in outcome.out.splitlines()[2]
+    assert "This is for 24 GB without a GPU, of which other programs use 3.0 GB." in outcome.out
+    assert "qwen3.6:35b-a3b-q3_k_m fits: " in outcome.out
     exact = fit(roomy, "qwen3.6:35b-a3b-q4_k_m", "--offline", "--memory", "24")
     assert exact.code == 4
-    assert exact.out.startswith("qwen3.6:35b-a3b-q4_k_m: does not fit: ")
+    assert exact.out.startswith("qwen3.6:35b-a3b-q4_k_m does not fit: ")
     assert "* Take this one: localchat pull qwen3.6:35b-a3b-q3_k_m" in exact.out
 
 
@@ -262,8 +264,47 @@ def test_a_model_that_does_not_fit_names_those_that_do(fit: Fit) -> None:
     first, heading, best, *_ = outcome.out.splitlines()
     assert first.startswith("Take another model here. Even Q4_K_M, 18.7 GB, does not fit.")
     assert first.endswith("What makes room: localchat fit gemma4:31b-q4_k_m --memory 8")
-    assert heading == "Models that suit this computer better:"
+    assert heading == "Models that suit a computer with 8 GB better:"
     assert best.startswith("  localchat pull ")
+
+
+def test_a_context_that_is_too_long_is_answered_with_the_longest_that_fits(fit: Fit) -> None:
+    long = fit(SMALL, "qwen2.5:7b", "--offline", "--memory", "8", "--ctx", "32768")
+    assert long.code == 4
+    first = long.out.splitlines()[0]
+    assert first.startswith("Take another model here, or a shorter context. Only Q3_K_M and Q2_K ")
+    advice = re.search(r"Q4_K_M fits with --ctx (\d+) or less\.$", first)
+    assert advice is not None
+    shorter = fit(SMALL, "qwen2.5:7b", "--offline", "--memory", "8", "--ctx", advice[1])
+    assert shorter.code == 0
+    assert shorter.out.startswith("Take Q4_K_M: ")
+
+
+def test_memory_with_a_usual_and_with_the_longest_context_is_told(fit: Fit) -> None:
+    lines = fit(SMALL, "qwen2.5:7b", "--offline", "--memory", "8").out.splitlines()
+    longest = re.search(r"a context of up to ([\d,]+) tokens", lines[0])
+    assert longest is not None
+    assert lines[-2].startswith("A context of 4,096 tokens needs ")
+    assert lines[-1].startswith(f"A context of {longest[1]} tokens needs ")
+    assert lines[-1].endswith(f": --ctx {longest[1].replace(',', '')}")
+
+
+def test_a_model_that_was_trained_in_4_bits_has_no_smaller_quantization(fit: Fit) -> None:
+    outcome = fit(SMALL, "gpt-oss:20b", "--offline", "--memory", "16")
+    assert outcome.code == 4
+    assert "quantization" not in outcome.out
+    assert "This is for 16 GB without a GPU, of which other programs use 3.0 GB." in outcome.out
+
+
+def test_a_slow_model_is_not_called_quick(fit: Fit) -> None:
+    outcome = fit(SMALL, "qwen2.5:72b", "--offline", "--memory", "64")
+    assert outcome.out.splitlines()[2].endswith(" Coarser ones lose more.")
+
+
+def test_other_programs_are_blamed_if_a_coarser_quantization_fits_without_them(fit: Fit) -> None:
+    busy = replace(SMALL, ram_total_bytes=25 * GB, ram_free_bytes=12 * GB)
+    first = fit(busy, "qwen3.6:35b-a3b", "--offline").out.splitlines()[0]
+    assert first.endswith("Other programs use 13.0 GB of 25.0 GB: without them, Q3_K_M fits.")
 
 
 def test_an_impossible_memory_is_refused(fit: Fit) -> None:
