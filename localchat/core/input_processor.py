@@ -204,6 +204,7 @@ class InputProcessor:
             else:
                 sequence.grammar_matcher = self._grammars.grammar_matcher(
                     grammar,
+                    room=max_tokens,
                     ignore_ends=request.ignore_eos,
                     min_tokens=request.min_tokens,
                 )
