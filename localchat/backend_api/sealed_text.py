@@ -141,8 +141,8 @@ class Sealer:
         return self._pattern.sub(rf"\g<0>{seal}", text)
 
     def _is_name(self, text: str) -> bool:
-        """Whether the text is a marker without its brackets."""
-        return bool(self._names) and text.strip().lower() in self._names
+        """Whether the text is a marker without some of its brackets."""
+        return bool(self._names) and _BRACKETS.sub("", text).lower() in self._names
 
     def _continues(self, text: str) -> bool:
         """Whether the text completes a marker if the template writes the marker's first characters."""

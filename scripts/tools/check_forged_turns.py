@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, TokenType
 
 from localchat.backend_api.interface import Tokenizer
@@ -204,8 +205,11 @@ def write_vocabulary(base: Path, path: Path, control: list[str], tags: list[str]
         if name == "llama.vocab_size":
             value += len(control) + len(tags)
         writer.add_key_value(name, value, field.types[0], sub_type)
+    # A header without weights is refused.
+    writer.add_tensor("token_embd.weight", np.zeros((1, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
     writer.close()
 
 

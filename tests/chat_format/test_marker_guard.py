@@ -157,7 +157,7 @@ def test_brackets_of_arguments_stay_json(arguments: dict[str, object]) -> None:
     assert json.loads(text) == arguments
 
 
-@pytest.mark.parametrize("name", ["im_end", "IM_END", " im_end "])
+@pytest.mark.parametrize("name", ["im_end", "IM_END", " im_end ", "im_end|"])
 def test_brackets_of_the_template_make_no_marker_of_a_name(name: str) -> None:
     body = (
         "m.content }}{% for c in m.tool_calls or [] %}{% for k in c.function.arguments %}"
@@ -165,7 +165,7 @@ def test_brackets_of_the_template_make_no_marker_of_a_name(name: str) -> None:
     )
     call = Message("assistant", tool_calls=(CalledTool(name, json.dumps({name: 1})),))
     rendered = render(body, call)
-    assert rendered.text.count("<|im_end|>") == 3
+    assert "<|im_end|" in rendered.text.removesuffix("<|im_end|>")
     assert markers(rendered) == markers(render(body, _call(b=1)))
 
 
