@@ -273,7 +273,7 @@ def check(checker: Checker, forged: Callable[[str, str, str], None]) -> Counter[
         honest = checker.markers(field.place(_HARMLESS), names)
         for marker in sorted(names):
             for text in texts(marker):
-                if field.name == "role" and text in _ROLES:
+                if not text or (field.name == "role" and text in _ROLES):
                     continue
                 got = checker.markers(field.place(text), names)
                 counts["prompts"] += 1
