@@ -217,11 +217,12 @@ def _lark(grammar: Grammar, name: str) -> str:
         raise UsageError(f"{name} is empty", **_at(grammar.field))
     if not _GBNF.search(grammar.source):
         return grammar.source
-    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
         return gbnf_to_lark(grammar.source)
-    except GbnfToLarkError as error:
+    # For a rule that is missing, the converter raises a bare Exception.
+    except Exception as error:
         raise UsageError(
             f"{name} cannot be used: {error}",
             hint="it was read as GBNF because its rules use ::=; Lark rules use a colon",

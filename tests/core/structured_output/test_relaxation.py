@@ -265,6 +265,12 @@ def test_gbnf_is_converted(gbnf: str, right: str, wrong: str) -> None:
         assert (whole and matcher.is_accepting()) is taken, text
 
 
+@pytest.mark.parametrize("gbnf", ["root ::= missing", 'rule ::= "a"'])
+def test_gbnf_without_a_rule_is_refused(gbnf: str) -> None:
+    with pytest.raises(UsageError, match=r"the grammar cannot be used: .*[Rr]ule"):
+        grammar_spec(Grammar("lark", gbnf))
+
+
 def test_broken_gbnf_is_refused_with_its_place() -> None:
     with pytest.raises(
         UsageError, match=r"the grammar in 'grammar' cannot be used.*line 2"
