@@ -340,9 +340,8 @@ class Rules:
             self._schedule = ENDINGS.check(self._matcher, self._said, left)
         if not self._schedule.closing:
             return words
-        closing = ENDINGS.closing_tokens(words)
-        self.shortened |= ENDINGS.narrows(words, closing)
-        return closing
+        self.shortened |= ENDINGS.narrows(words, ENDINGS.closing_tokens(words))
+        return ENDINGS.closing_mask(words)
 
     def take(self, token: int) -> bool:
         """Whether nothing can follow."""

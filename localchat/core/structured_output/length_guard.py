@@ -36,10 +36,13 @@ _CLASSES = (
 only outside text. An opening bracket alone is better than one with the start of the first item. The last
 character of a call is better than one with the line break before the next call, because the end may follow it.
 """
+_SEPARATOR = re.compile(rb" ?[,\[{]")
 _TEXT_CLASS = 5
 _MAX_STEPS = 400
 _RESERVE = 4
 """Reserved tokens, because sampled text may take more tokens than the measured path."""
+_NEAR_TOKENS = 96
+"""Reserve below which the path after another item is measured at each token."""
 _RESERVED_PART = 8
 """Short answers reserve only an eighth. Otherwise they would be closed at their first token."""
 
@@ -55,6 +58,8 @@ class _ClassMasks(NamedTuple):
     brackets: Bits
     classes: tuple[Bits, ...]
     """The other classes, best first."""
+    separators: Bits
+    """Commas and opening brackets, which start another item."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "_ClassMasks":
@@ -69,6 +74,7 @@ class _ClassMasks(NamedTuple):
             _mask([not piece.strip() for piece in pieces]),
             brackets,
             tuple(classes),
+            _mask([_SEPARATOR.match(piece) is not None for piece in pieces]),
         )
 
 
@@ -106,6 +112,19 @@ class LengthGuard:
             if best.any():
                 return best.tobytes()
         return words
+
+    def closing_mask(self, words: bytes) -> bytes:
+        """Return the mask while the text is closed: the tokens of `closing_tokens`, but one bracket alone.
+
+        Brackets that are several tokens would take more room than the path that was measured.
+        """
+        closing = self.closing_tokens(words)
+        if (np.frombuffer(closing, np.uint8) & ~self._masks.brackets).any():
+            return closing
+        token = _last(closing)
+        mask = bytearray(len(closing))
+        mask[token >> 3] = 1 << (token & 7)
+        return bytes(mask)
 
     def narrows(self, allowed: bytes, closing: bytes) -> bool:
         """Return whether the closing tokens exclude any besides white space."""
@@ -152,7 +171,32 @@ class LengthGuard:
         if steps is None:
             return ClosingState(False, generated + max(1, left // 8))
         reserve = left - steps - min(_RESERVE, (generated + left) // _RESERVED_PART)
+        if 0 < reserve < _NEAR_TOKENS:
+            # Another item may be longer than the reserve.
+            continued = self._steps_if_continued(matcher, left)
+            return ClosingState(continued is None or continued > left, generated + 1)
         return ClosingState(reserve <= 0, generated + max(1, reserve // 4))
+
+    def _steps_if_continued(self, matcher: "LLMatcher", limit: int) -> int | None:
+        """Return the tokens to an end after a token that does not close the text. None: more than `limit`.
+
+        Restores the state of the matcher.
+        """
+        allowed = self.allowed(matcher)
+        masks = self._masks
+        left_out = np.frombuffer(allowed, np.uint8) & ~np.frombuffer(
+            self.closing_tokens(allowed), np.uint8
+        )
+        others = left_out & ~masks.blanks & ~masks.ends
+        # The last classes take most tokens. Text and digits add one token each.
+        separators = others & masks.separators
+        if not separators.any():
+            return 0
+        if not matcher.consume_token(_last(separators.tobytes())):
+            return None
+        steps = self.steps(matcher, limit)
+        matcher.rollback(1)
+        return None if steps is None else steps + 1
 
 
 def _class(piece: bytes) -> int:

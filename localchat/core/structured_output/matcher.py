@@ -184,7 +184,7 @@ class GrammarMatcher:
                 closing = self._length_guard.closing_tokens(allowed)
                 if self._length_guard.narrows(allowed, closing):
                     self._narrowed.add(position)
-                allowed = closing
+                allowed = self._length_guard.closing_mask(allowed)
             words.append(allowed)
         return words
 

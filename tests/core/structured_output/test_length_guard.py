@@ -14,10 +14,29 @@ from localchat.core.structured_output.compiler import (
     llguidance_tokenizer,
 )
 from localchat.core.structured_output.length_guard import LengthGuard
+from localchat.core.structured_output.matcher import GrammarMatcher
 from localchat.engine.request import Grammar
-from tests.support.scripted_backend import ScriptedTokenizer
+from tests.support.scripted_backend import EOS, ScriptedTokenizer
 
 TOKENIZER = ScriptedTokenizer()
+NODE = {
+    "type": "object",
+    "properties": {
+        "v": {"type": "integer"},
+        "kids": {"type": "array", "items": {"$ref": "#"}},
+    },
+    "required": ["v", "kids"],
+    "additionalProperties": False,
+}
+LIST = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"number": {"type": "integer"}, "again": {"type": "integer"}},
+        "required": ["number", "again"],
+        "additionalProperties": False,
+    },
+}
 LEXICON = llguidance_tokenizer(TOKENIZER)
 GRAMMARS = GrammarCompiler(TOKENIZER)
 
@@ -166,3 +185,30 @@ def test_the_path_to_an_end_is_measured_now_and_then(monkeypatch: pytest.MonkeyP
     places.clear()
     allowed_behind(b"[1", 10)
     assert not places
+
+
+def _eager(matcher: GrammarMatcher, room: int) -> bytes:
+    """Generate as a model that always starts another item where the mask allows one."""
+    text = b""
+    while len(text) < room and not matcher.ended:
+        allowed = np.unpackbits(
+            np.frombuffer(matcher.masks(())[0](), np.uint8), bitorder="little"
+        ).nonzero()[0]
+        if EOS in allowed and len(allowed) == 1:
+            break
+        wanted = (b"," + b"[{" + b"1]}").index
+        ranks = {token: wanted(token) for token in allowed.tolist() if token in b",[{1]}"}
+        token = min(ranks, key=ranks.__getitem__) if ranks else int(allowed[allowed != EOS][0])
+        assert matcher.accept(token)
+        text += bytes([token])
+    return text
+
+
+@pytest.mark.parametrize("room", [60, 90, 128, 300])
+@pytest.mark.parametrize("schema", [NODE, LIST], ids=["tree", "list"])
+def test_a_model_that_always_goes_on_gets_a_whole_value(schema: dict[str, Any], room: int) -> None:
+    spec = grammar_spec(Grammar("json_schema", json.dumps(schema)))
+    matcher = GRAMMARS.grammar_matcher(spec, room=room)
+    value = json.loads(_eager(matcher, room))
+    assert matcher.shortened
+    assert isinstance(value, (dict, list))
