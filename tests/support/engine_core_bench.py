@@ -365,7 +365,7 @@ def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, r
         tokens.append(token)
         said = tuple(tokens[prompt:])
         if token == EOS and not asked.ignore_eos:
-            return Said(said, raw.decode("utf-8", "replace"), _end(rules))
+            return Said(said, _whole(raw), _end(rules))
         raw += vocabulary.piece(token)
         text = _whole(raw)
         ends = [
@@ -375,8 +375,8 @@ def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, r
             end, length, stop = min(ends)
             return Said(said, text[: end + length], "stop", stop)
         if rules is not None and rules.take(token):
-            return Said(said, raw.decode("utf-8", "replace"), _end(rules))
-    text = raw.decode("utf-8", "replace")
+            return Said(said, _whole(raw), _end(rules))
+    text = _whole(raw)
     ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in asked.stop if stop in text]
     if ends:
         end, length, _ = min(ends)
