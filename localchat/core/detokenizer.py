@@ -27,7 +27,8 @@ class Detokenizer:
 
     All pieces together equal `all_bytes.decode("utf-8", errors="replace")` without the start of a code point at
     the end, wherever the token boundaries lie. Bytes that may start a code point wait for the next token, and
-    are dropped if a limit ends the text. Invalid bytes become U+FFFD at once. Tokens complete in order, and one without bytes completes with the text before it.
+    are dropped if a limit ends the text. Invalid bytes become U+FFFD at once. Tokens complete in order, and one
+    without bytes completes with the text before it.
     """
 
     def __init__(self, *, strip_leading_space: bool = False) -> None:
