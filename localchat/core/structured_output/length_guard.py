@@ -119,7 +119,8 @@ class LengthGuard:
         Brackets that are several tokens would take more room than the path that was measured.
         """
         closing = self.closing_tokens(words)
-        if (np.frombuffer(closing, np.uint8) & ~self._masks.brackets).any():
+        bits = np.frombuffer(closing, np.uint8)
+        if not bits.any() or (bits & ~self._masks.brackets).any():
             return closing
         token = _last(closing)
         mask = bytearray(len(closing))
@@ -157,7 +158,13 @@ class LengthGuard:
                 steps = consumed
                 break
             forced = matcher.compute_ff_tokens()
-            token = forced[0] if forced else pick(self.closing_tokens(self.allowed(matcher)))
+            if forced:
+                token = forced[0]
+            else:
+                words = self.closing_tokens(self.allowed(matcher))
+                if not any(words):
+                    break
+                token = pick(words)
             if not matcher.consume_token(token):
                 break
             consumed += 1
