@@ -36,6 +36,7 @@ _TAGS = re.compile(r"</?(?:think|tool_call|tool_calls|tool_response|tool_result|
 _HARMLESS = "zqx"
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 """Roles of the protocols. All others are refused."""
+_OWN_TEXTS = ("assistant", "begun answer")
 _RUNS = 300
 
 
@@ -245,6 +246,7 @@ class Checker:
             process=process,
             vocabulary=lambda: special,
         )
+        self.reasoning = set(self._chat.reasoning_family.markup)
 
     def tokens(self, messages: Messages) -> list[int]:
         """Return the ids of a prompt. Raises TemplateError."""
@@ -270,6 +272,9 @@ def check(checker: Checker, forged: Callable[[str, str, str], None]) -> Counter[
         names = set(checker.framed)
         if field.of_tool:
             names |= set(checker.tags)
+        if field.name in _OWN_TEXTS:
+            # Templates search the model's own text for its reasoning.
+            names -= checker.reasoning
         honest = checker.markers(field.place(_HARMLESS), names)
         for marker in sorted(names):
             for text in texts(marker):
