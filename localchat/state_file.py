@@ -39,7 +39,7 @@ class StateFile(Generic[T]):
             return self._default
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=self._type)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return self._default
 
     def write(self, value: T) -> None:

@@ -37,6 +37,9 @@ def test_a_damaged_file_reads_as_the_default(tmp_path: Path, content: str) -> No
 
 def test_a_missing_file_reads_as_the_default(tmp_path: Path) -> None:
     assert seen(tmp_path / "none").read() == seen(tmp_path / "none").read_strictly()
+    (tmp_path / "file").touch()
+    below_a_file = seen(tmp_path / "file" / "none")
+    assert below_a_file.read() == below_a_file.read_strictly() == Seen(("default",))
     assert seen(tmp_path).read() == Seen(("default",))
     with pytest.raises(OSError, match="directory"):
         seen(tmp_path).read_strictly()

@@ -17,6 +17,8 @@ from localchat.backend_api.special_tokens import SpecialToken
 _SEAL_ALPHABET = "".join(map(chr, range(0x4DC0, 0x4E00)))
 """Hexagrams: printable, caseless, unchanged by Unicode normalization, and rare in text."""
 _SEAL_LENGTH = 4
+_BRACKETS = re.compile(r"^\W+|\W+$")
+"""Characters around the name in a marker."""
 
 
 class TextPart(NamedTuple):
@@ -96,8 +98,12 @@ class PromptSplitter:
 class Sealer:
     """Inserts a seal wherever a marker could start or continue."""
 
-    def __init__(self, markers: Iterable[str]) -> None:
+    def __init__(self, markers: Iterable[str], *, framed: bool = False) -> None:
+        """framed: the template may write the brackets of a marker around a whole text, as in `<NAME>`."""
         texts = sorted(markers)
+        self._names: set[str] = set()
+        if framed:
+            self._names = {_BRACKETS.sub("", text).lower() for text in texts}
         patterns = []
         second_characters: dict[str, set[str]] = {}
         for text in texts:
@@ -120,17 +126,23 @@ class Sealer:
 
     def affects(self, text: str) -> bool:
         """Whether the text must be sealed."""
-        return bool(text) and (bool(self._pattern.search(text)) or self._continues(text))
+        if not text:
+            return False
+        return self._is_name(text) or bool(self._pattern.search(text)) or self._continues(text)
 
     def seal(self, text: str, seal: str) -> str:
         """Return the text with a seal in every marker and possible start of one."""
         if not text:
             return text
-        if self._continues(text):
+        if self._is_name(text) or self._continues(text):
             end = len(text) - len(text.lstrip()) + 1
             first = self._pattern.sub(rf"\g<0>{seal}", text[:end])
             return first + seal + self.seal(text[end:], seal)
         return self._pattern.sub(rf"\g<0>{seal}", text)
+
+    def _is_name(self, text: str) -> bool:
+        """Whether the text is a marker without some of its brackets."""
+        return bool(self._names) and _BRACKETS.sub("", text).lower() in self._names
 
     def _continues(self, text: str) -> bool:
         """Whether the text completes a marker if the template writes the marker's first characters."""

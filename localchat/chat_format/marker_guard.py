@@ -18,6 +18,8 @@ from localchat.engine.request import CalledTool, Message, Messages
 
 _FRAMED = re.compile(r"<[|\uff5c][^\s<>]+[|\uff5c]>")
 """User-defined tokens that do not occur in text by accident."""
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+"""Roles that templates may frame as markers, as in `<|user|>`."""
 _JSON_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _TAG = re.compile(r"[<\[][^\s<>\[\]]+[>\]]")
 
@@ -50,6 +52,7 @@ class MarkerGuard:
         tags = {text for text in user_defined if _TAG.fullmatch(text) and text in source}
         self._splitter = PromptSplitter(tokens, turns | tags)
         self._usual = Sealer(control | turns)
+        self._of_names = Sealer(control | turns, framed=True)
         self._of_assistant = Sealer((control | turns) - searched)
         self._of_tool = Sealer(control | turns | tags)
 
@@ -75,15 +78,15 @@ class MarkerGuard:
     def _texts(self, messages: Messages) -> Iterator[tuple[Sealer, str]]:
         for message in messages.messages:
             sealer = self._sealer(message.role)
-            for text in (message.role, message.name, message.tool_call_id):
-                yield self._usual, text
+            if message.role not in _ROLES:
+                yield self._of_names, message.role
+            for text in (message.name, message.tool_call_id):
+                yield self._of_names, text
             yield sealer, message.content
             yield self._usual, message.reasoning
             for call in message.tool_calls:
-                yield self._usual, call.id
-                yield self._usual, call.name
-                for text in _json_texts(call.arguments):
-                    yield self._usual, text
+                for text in (call.id, call.name, *_json_texts(call.arguments)):
+                    yield self._of_names, text
         for text in _strings((messages.tools, messages.template_options)):
             yield self._usual, text
 
@@ -91,21 +94,22 @@ class MarkerGuard:
         def usual(text: str) -> str:
             return self._usual.seal(text, seal)
 
+        def name(text: str) -> str:
+            return self._of_names.seal(text, seal)
+
         def message_sealed(message: Message) -> Message:
             sealer = self._sealer(message.role)
             return msgspec.structs.replace(
                 message,
-                role=usual(message.role),
+                role=message.role if message.role in _ROLES else name(message.role),
                 content=sealer.seal(message.content, seal),
                 reasoning=usual(message.reasoning),
                 tool_calls=tuple(
-                    CalledTool(
-                        usual(call.name), _json_mapped(call.arguments, usual), usual(call.id)
-                    )
+                    CalledTool(name(call.name), _json_mapped(call.arguments, name), name(call.id))
                     for call in message.tool_calls
                 ),
-                tool_call_id=usual(message.tool_call_id),
-                name=usual(message.name),
+                tool_call_id=name(message.tool_call_id),
+                name=name(message.name),
             )
 
         return msgspec.structs.replace(

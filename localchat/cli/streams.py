@@ -157,6 +157,14 @@ class Terminal:
             self.progress("")
             self._write_err(self._styled(text, dim, columns(self._err)) + "\n")
 
+    def print_command(self, command: str) -> None:
+        """Print a command to copy, unless the run is quiet. The terminal wraps it, so a copy is one line."""
+        if self._quiet:
+            return
+        with self._lock:
+            self.progress("")
+            self._write_err(self._styled(command, dim=True) + "\n")
+
     def prompt(self, sign: str) -> None:
         """Print a prompt to stderr, because stdout carries only answers."""
         with self._lock:

@@ -187,7 +187,7 @@ def _text(path: Path) -> str:
     try:
         # Some editors start a file with a byte order mark.
         return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
     except UnicodeDecodeError as problem:
         raise UsageError(

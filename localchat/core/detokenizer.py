@@ -25,9 +25,10 @@ class DecodedText(NamedTuple):
 class Detokenizer:
     """Decodes the token bytes of one choice.
 
-    All pieces and the flush together equal `all_bytes.decode("utf-8", errors="replace")`, wherever the token
-    boundaries lie. Bytes that may start a code point wait for the next token. Invalid bytes become U+FFFD at
-    once. Tokens complete in order, and one without bytes completes with the text before it.
+    All pieces together equal `all_bytes.decode("utf-8", errors="replace")` without the start of a code point at
+    the end, wherever the token boundaries lie. Bytes that may start a code point wait for the next token, and
+    are dropped if a limit ends the text. Invalid bytes become U+FFFD at once. Tokens complete in order, and one
+    without bytes completes with the text before it.
     """
 
     def __init__(self, *, strip_leading_space: bool = False) -> None:
@@ -72,10 +73,9 @@ class Detokenizer:
         return DecodedText(self._decoder.decode(token_bytes), self._complete())
 
     def flush(self) -> DecodedText:
-        """End the text. An incomplete code point becomes U+FFFD. A later push starts a new text."""
-        text = self._decoder.decode(b"", final=True)
+        """End the text. Drops the start of a code point. A later push starts a new text."""
         self._decoder.reset()
-        return DecodedText(text, self._complete())
+        return DecodedText("", self._complete())
 
     def _complete(self) -> int:
         shown = self._taken - self.held_bytes

@@ -371,6 +371,16 @@ class EngineProcess:
             self._counters.record_failure(error)
             self._finish_preparing(frame.id, None)
             raise
+        except Exception as error:
+            # The core does not know the request yet, so the others can go on.
+            traceback.print_exception(error)
+            problem = LocalchatError(
+                f"the request cannot be prepared: {type(error).__name__}: {error}",
+                hint="this is a bug in localchat; the log of the engine has the traceback",
+            )
+            self._counters.record_failure(problem)
+            self._finish_preparing(frame.id, None)
+            raise problem from error
         # Send without our lock. Sending waits for the parent to read, the parent may be waiting for our reader,
         # and the reader needs the lock.
         self._sender.accepted(

@@ -78,7 +78,7 @@ def _read(path: Path) -> Keys:
     result: Keys = {}
     try:
         lines = path.read_text("ascii", "replace").splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return result
     for line in lines:
         namespace, _, key = line.partition(" ")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from localchat.engine.events import EngineStats
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.options import EngineOptions
 from localchat.errors import EngineBusy, EngineClosed, ModelMissing, UsageError
@@ -35,6 +36,8 @@ _MAX_CACHED_NAMES = 256
 
 ResolveModel = Callable[[str], ModelSpec]
 """Resolves a name. Reads the disk. Raises ModelMissing, ModelInvalid, UsageError."""
+OnUnload = Callable[[str, Engine, EngineStats | None], None]
+"""Receives name, engine and last statistics of a model that is unloaded."""
 CheckMemory = Callable[[EngineOptions, Iterable[PoolEntry]], AdmissionResult]
 """Decides if a model fits next to the loaded ones. Raises LocalchatError for a file that cannot be loaded."""
 
@@ -129,6 +132,8 @@ class EnginePool:
         self._numbers = itertools.count(1)
         self._closed = False
         self._idle_thread: threading.Thread | None = None
+        self.on_unload: OnUnload = lambda name, engine, stats: None
+        """Called before an engine is closed, on any thread."""
 
     def lease_if_loaded(self, name: str, user: str = "") -> Lease | None:
         """Lease without disk access or waiting. Returns None if only `lease` can help.
@@ -310,6 +315,7 @@ class EnginePool:
 
     def _close_engine(self, entry: PoolEntry) -> None:
         try:
+            self.on_unload(entry.spec.name, entry.engine, entry.stats())
             entry.engine.close()
         finally:
             with self._changed:

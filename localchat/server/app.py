@@ -26,7 +26,9 @@ from localchat.server.openai_responses.endpoints import responses
 from localchat.server.state import Service
 from localchat.server.tokenize import (
     apply_template,
+    chat_input_tokens,
     detokenize,
+    responses_input_tokens,
     tokenize,
     tokenizer_info,
 )
@@ -36,10 +38,12 @@ _POST = ["POST"]
 
 ROUTES = (
     Route("/chat/completions", chat, methods=_POST),
+    Route("/chat/completions/input_tokens", chat_input_tokens, methods=_POST),
     Route("/completions", completions, methods=_POST),
     Route("/messages", messages, methods=_POST),
     Route("/messages/count_tokens", count_tokens, methods=_POST),
     Route("/responses", responses, methods=_POST),
+    Route("/responses/input_tokens", responses_input_tokens, methods=_POST),
     Route("/infill", infill, methods=_POST),
     Route("/completion", completion, methods=_POST),
     Route("/embeddings", embeddings, methods=_POST),

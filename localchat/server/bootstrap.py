@@ -126,6 +126,7 @@ def startup_task(
     service = app.state.service
     assert isinstance(service, Service)
     service.ready = False
+    service.engines.pool.on_unload = service.metrics.engine_totals.end
 
     async def run(server: UvicornServer) -> None:
         on_stop(server.stop)

@@ -58,6 +58,8 @@ class ServerLimits:
     waiting: int = 128
     """Requests that no engine has started."""
     connections: int = 512
+    probe_connections: int = 16
+    """Additional connections, for `/health` and `/metrics` only."""
 
 
 @dataclass(frozen=True, slots=True)

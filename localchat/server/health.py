@@ -89,7 +89,7 @@ async def slots(request: Request) -> Response:
     """
     slots: list[dict[str, Any]] = []
     engines = service_of(request).engines
-    for name, (context, stats) in await engines.query_loaded(_context_and_stats):
+    for name, _, (context, stats) in await engines.query_loaded(_context_and_stats):
         for running in stats.requests or (None,):
             slot = {"id": len(slots), "model": name, "n_ctx": context, "speculative": False}
             slots.append({**slot, **_progress(running)})

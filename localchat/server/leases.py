@@ -143,15 +143,15 @@ class AsyncEnginePool:
         """Return the running engines with their model names."""
         return list(self.pool.engines())
 
-    async def query_loaded(self, query: Callable[[Engine], R]) -> list[tuple[str, R]]:
-        """Query each running engine on a thread. Returns model name and result.
+    async def query_loaded(self, query: Callable[[Engine], R]) -> list[tuple[str, Engine, R]]:
+        """Query each running engine on a thread. Returns model name, engine and result.
 
         An engine that exits meanwhile is left out.
         """
-        results: list[tuple[str, R]] = []
+        results: list[tuple[str, Engine, R]] = []
         for name, engine in self.loaded():
             with suppress(LocalchatError):
-                results.append((name, await asyncio.to_thread(query, engine)))
+                results.append((name, engine, await asyncio.to_thread(query, engine)))
         return results
 
     def close(self) -> None:

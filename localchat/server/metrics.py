@@ -13,7 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from localchat.engine.events import Done, EngineStats
+from localchat.engine.interface import Engine
 from localchat.metrics import METRICS
+from localchat.server.engine_totals import COUNTS, EngineTotals, labelled
 from localchat.server.tracker import RequestTracker, TrackedRequest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,7 +41,8 @@ class Metrics:
 
     def __init__(self, tracker: RequestTracker) -> None:
         self._registry = CollectorRegistry()
-        self._engines = _EngineMetrics(tracker)
+        self.engine_totals = EngineTotals()
+        self._engines = _EngineMetrics(tracker, self.engine_totals)
         self._registry.register(self._engines)
         self._ttft = self._histogram("ttft_seconds", METRICS["ttft_s"].about, _SECONDS)
         self._queue = self._histogram("queue_seconds", METRICS["queue_s"].about, _SECONDS)
@@ -112,9 +115,11 @@ class Metrics:
         if timings.tpot_ms_p50 is not None:
             self._tpot.labels(*labels).observe(timings.tpot_ms_p50 / 1000)
 
-    def render(self, stats: Sequence[tuple[str, EngineStats]]) -> bytes:
-        """Return the page for scrapers. `stats`: model name and statistics of the running engines."""
-        self._engines.latest = stats
+    def render(self, stats: Sequence[tuple[str, Engine, EngineStats]]) -> bytes:
+        """Return the page for scrapers. `stats`: model name, engine and statistics of the running engines."""
+        for model, engine, engine_stats in stats:
+            self.engine_totals.observe(model, engine, engine_stats)
+        self._engines.latest = [(model, engine_stats) for model, _, engine_stats in stats]
         return generate_latest(self._registry)
 
 
@@ -122,17 +127,14 @@ _GAUGES: Final = (
     *("running", "waiting", "kv_used_tokens", "kv_shared_tokens", "kv_cached_tokens"),
     *("kv_swapped_tokens", "kv_total_tokens"),
 )
-_COUNTERS: Final = ("cancelled", "preemptions", "evictions", "drafted", "accepted")
 
 
 class _EngineMetrics(Collector):
-    """Gauges and counters of the running engines, read on every scrape.
+    """Gauges of running engines and counters of all engines, read on every scrape."""
 
-    A counter starts again at 0 with its engine. Prometheus's `rate` and `increase` expect such resets.
-    """
-
-    def __init__(self, tracker: RequestTracker) -> None:
+    def __init__(self, tracker: RequestTracker, totals: EngineTotals) -> None:
         self._tracker = tracker
+        self._totals = totals
         self.latest: Sequence[tuple[str, EngineStats]] = ()
 
     def describe(self) -> Iterable[Metric]:
@@ -151,20 +153,21 @@ class _EngineMetrics(Collector):
         yield from self._counters()
 
     def _counters(self) -> Iterable[Metric]:
-        for name in _COUNTERS:
+        totals = self._totals.totals()
+        for name in COUNTS:
             counter = CounterMetricFamily(
                 f"localchat_engine_{name}", METRICS[name].about, labels=("model",)
             )
-            for model, stats in self.latest:
-                counter.add_metric((model,), getattr(stats, name))
+            for model, counts in totals.items():
+                counter.add_metric((model,), counts[name, ""])
             yield counter
         failed = CounterMetricFamily(
             "localchat_engine_failed",
             "Requests that an engine ended by an error.",
             labels=("model", "code"),
         )
-        for model, stats in self.latest:
-            for code, count in stats.failed.items():
+        for model, counts in totals.items():
+            for code, count in labelled(counts, "failed"):
                 failed.add_metric((model, code), count)
         yield failed
 

@@ -7,16 +7,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localchat.engine.interface import Engine
+from localchat.engine.request import Messages
 from localchat.server.chat.media import translate
-from localchat.server.chat.request import conversation
+from localchat.server.chat.request import ChatRequest, conversation
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request, missing_field
 from localchat.server.formatters import json_response
 from localchat.server.leases import AsyncLease
-from localchat.server.openai.protocol import DetokenizeBody, TemplateBody, TokenizeBody
-from localchat.server.openai.requests import as_conversation
+from localchat.server.openai.protocol import ChatBody, DetokenizeBody, TemplateBody, TokenizeBody
+from localchat.server.openai.requests import as_chat, as_conversation
+from localchat.server.openai_responses.mcp import check_mcp_tools, server_tools
+from localchat.server.openai_responses.protocol import ResponsesBody
+from localchat.server.openai_responses.requests import as_chat as responses_as_chat
 from localchat.server.request_body import read_json
 from localchat.server.state import service_of
+from localchat.server.token_counts import count_prompt_tokens
 
 
 async def tokenize(request: Request) -> Response:
@@ -97,6 +102,37 @@ async def tokenizer_info(request: Request) -> Response:
                 "chat_template": info.chat_template or None,
             }
         )
+
+
+async def chat_input_tokens(request: Request) -> Response:
+    """Count the prompt tokens of a chat."""
+    limits = service_of(request).config.limits
+    body = await read_json(request, ChatBody, limits, with_media=True)
+    chat = await translate(request, lambda media: as_chat(body, media))
+    return await _input_tokens(request, chat, conversation(chat, limits))
+
+
+async def responses_input_tokens(request: Request) -> Response:
+    """Count the prompt tokens of a response."""
+    service = service_of(request)
+    limits = service.config.limits
+    body = await read_json(request, ResponsesBody, limits, with_media=True)
+    translated = await translate(request, lambda media: responses_as_chat(body, media))
+    check_mcp_tools(translated.mcp, service.mcp.names)
+    prompt = conversation(translated.chat, limits)
+    if translated.mcp.tools:
+
+        async def variants(messages: Messages) -> list[Messages]:
+            return [messages]
+
+        # The tools count as part of the prompt. No call runs.
+        _, prompt = await server_tools(translated.mcp, service.mcp, prompt, 1, 0, variants)
+    return await _input_tokens(request, translated.chat, prompt)
+
+
+async def _input_tokens(request: Request, chat: ChatRequest, prompt: Messages) -> Response:
+    tokens = await count_prompt_tokens(request, chat.fields.model, prompt)
+    return json_response({"object": "response.input_tokens", "input_tokens": tokens})
 
 
 async def detokenize(request: Request) -> Response:

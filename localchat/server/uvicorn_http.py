@@ -25,6 +25,8 @@ _LINGER_S = 2.0
 _MIN_READ_BYTES: Final = 48 << 10
 """Bytes of a long answer that a client must read within `stall_s`."""
 _LENGTH_HEADERS: Final = {b"content-length", b"transfer-encoding"}
+PROBES_ONLY: Final = "probes_only"
+"""Key in a request's state: the connection is beyond the limit, so that only probes are answered."""
 WRITE: Final = "write"
 """Key in a request's state: the connection's `write_piece`."""
 
@@ -46,6 +48,8 @@ class Connection(H11Protocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         """Size of the write buffer when the stall timer was started."""
+        self._for_probes = False
+        self._opened_s = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,9 +57,34 @@ class Connection(H11Protocol):
         # would end, and its connection would wait forever for a client that reads nothing.
         transport.set_write_buffer_limits(high=0)
         if len(self.connections) > self.limits.connections:
-            self._answer(503, "server_error", "server_busy", "Too many connections are open.")
-            return
+            self._for_probes = self.app_state[PROBES_ONLY] = True
+            if not self._has_reserved_place():
+                self._answer(503, "server_error", "server_busy", "Too many connections are open.")
+                return
         self._header_timer = self.loop.call_later(self.limits.header_s, self._on_headers_late)
+
+    def _has_reserved_place(self) -> bool:
+        """Return True if a reserved place is free. Closes the oldest idle connection for it if necessary.
+
+        A client that opens many connections must not prevent a supervisor from checking the server's health.
+        """
+        others = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, Connection)
+            and connection._for_probes
+            and connection is not self
+        ]
+        if len(others) < self.limits.probe_connections:
+            return True
+        idle = [
+            connection
+            for connection in others
+            if connection.cycle is None or connection.cycle.response_complete
+        ]
+        if idle:
+            min(idle, key=lambda connection: connection._opened_s).transport.abort()
+        return bool(idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timers()

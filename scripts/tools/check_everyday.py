@@ -1,6 +1,6 @@
 """Fifty everyday prompts with default settings, through the command line, the screen and `serve`.
 
-    PYTHONPATH=.:backends python scripts/tools/check_everyday.py MODEL [--front cli serve screen] [--json FILE]
+    PYTHONPATH=.:backends python scripts/tools/check_everyday.py MODEL [--front cli serve screen] [--prompts 15]
 
 Counts how the answers ended. Two counts must be 0: answers that looped up to a limit, and answers that
 a limit or the loop guard ended without a notice. The last line is JSON.
@@ -17,7 +17,7 @@ import time
 import urllib.request
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from pathlib import Path
 from localchat.history.store import History
 from tests.support.terminal_program import Program
 
-PROMPTS = (Path(__file__).parent / "everyday.txt").read_text("utf-8").splitlines()
+EVERYDAY = (Path(__file__).parent / "everyday.txt").read_text("utf-8").splitlines()
 _TAIL_CHARS = 1200
 _LOOP_RATIO = 0.12
 """zlib ratio of the last 1,200 characters below which a text counts as a loop. Prose has 0.4 to 0.55."""
@@ -66,9 +66,9 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def by_command_line(model: str, folder: Path) -> Iterator[Answer]:
+def by_command_line(model: str, folder: Path, prompts: Sequence[str]) -> Iterator[Answer]:
     """Ask each prompt with a command of its own."""
-    for prompt in PROMPTS:
+    for prompt in prompts:
         command = [sys.executable, "-m", "localchat", "-m", model, "--no-attach", "--json", prompt]
         done = subprocess.run(
             command, capture_output=True, text=True, input="", env=environment(folder), check=False
@@ -81,7 +81,9 @@ def by_command_line(model: str, folder: Path) -> Iterator[Answer]:
         yield Answer("cli", prompt, report["text"], report["finish_reason"], noticed)
 
 
-def by_server(model: str, folder: Path, clients: int = 4) -> Iterator[Answer]:
+def by_server(
+    model: str, folder: Path, prompts: Sequence[str], clients: int = 4
+) -> Iterator[Answer]:
     """Ask all prompts of a server with default settings, four at a time."""
     port = 8931 + os.getpid() % 500
     server = subprocess.Popen(
@@ -111,7 +113,7 @@ def by_server(model: str, folder: Path, clients: int = 4) -> Iterator[Answer]:
     try:
         wait_for(address)
         with ThreadPoolExecutor(clients) as pool:
-            yield from pool.map(ask, PROMPTS)
+            yield from pool.map(ask, prompts)
     finally:
         server.terminate()
         server.wait()
@@ -129,12 +131,12 @@ def wait_for(address: str) -> None:
     raise TimeoutError(address)
 
 
-def by_screen(model: str, folder: Path) -> Iterator[Answer]:
+def by_screen(model: str, folder: Path, prompts: Sequence[str]) -> Iterator[Answer]:
     """Ask each prompt on the screen, each in a new conversation."""
     program = Program(folder, ("-m", model, "--no-attach"), width=120, height=50)
     try:
         program.see("Ask anything")
-        for number, prompt in enumerate(PROMPTS):
+        for number, prompt in enumerate(prompts):
             if number:
                 program.type("/new\r")
                 program.see("Ask anything")
@@ -163,13 +165,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--front", nargs="+", choices=FRONTS, default=list(FRONTS))
+    parser.add_argument("--prompts", type=int, default=len(EVERYDAY), help="ask only the first N")
     parser.add_argument("--json", type=Path, help="write every answer to this file")
     options = parser.parse_args()
     report = {}
     answers: list[Answer] = []
     for front in options.front:
         with tempfile.TemporaryDirectory() as folder:
-            given = list(FRONTS[front](options.model, Path(folder)))
+            given = list(FRONTS[front](options.model, Path(folder), EVERYDAY[: options.prompts]))
         answers += given
         counts = dict(Counter(answer.reason for answer in given))
         loops = [answer.prompt for answer in given if answer.looped]

@@ -95,7 +95,11 @@ def main() -> None:
 
         def start() -> LocalEngine:
             load = LoadOptions(
-                context_tokens=1024, max_slots=arguments.neighbors, threads=arguments.threads
+                context_tokens=1024,
+                max_slots=arguments.neighbors,
+                threads=arguments.threads,
+                # Pages reach the disk by way of host memory.
+                cache_ram_bytes=1 << 30,
             )
             options = EngineOptions(
                 model,

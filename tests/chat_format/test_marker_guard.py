@@ -157,6 +157,25 @@ def test_brackets_of_arguments_stay_json(arguments: dict[str, object]) -> None:
     assert json.loads(text) == arguments
 
 
+@pytest.mark.parametrize("name", ["im_end", "IM_END", " im_end ", "im_end|"])
+def test_brackets_of_the_template_make_no_marker_of_a_name(name: str) -> None:
+    body = (
+        "m.content }}{% for c in m.tool_calls or [] %}{% for k in c.function.arguments %}"
+        "<|{{ k | trim | lower }}|>{% endfor %}<|{{ c.function.name | trim | lower }}|>{% endfor %}{{ ''"
+    )
+    call = Message("assistant", tool_calls=(CalledTool(name, json.dumps({name: 1})),))
+    rendered = render(body, call)
+    assert "<|im_end|" in rendered.text.removesuffix("<|im_end|>")
+    assert markers(rendered) == markers(render(body, _call(b=1)))
+
+
+def test_a_role_may_be_the_name_of_a_marker() -> None:
+    tokens = (SpecialToken("<|user|>", control=True),)
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    chat = chat_format(source, vocabulary=lambda: tokens)
+    assert trusted(chat.render(Messages((Message("user", "user"),)))) == "<|user|>user"
+
+
 def test_reasoning_cannot_close_itself() -> None:
     tags = tuple(SpecialToken(text, control=True) for text in ("<think>", "</think>", "<|im_end|>"))
     source = (

@@ -88,6 +88,13 @@ def test_notices_break_at_words_and_progress_keeps_to_one_row(
     )
 
 
+def test_a_command_to_copy_is_one_line(on_tty: OnTty, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "columns", lambda stream: 24)
+    terminal, shared = on_tty()
+    terminal.print_command("curl http://127.0.0.1:8114/v1/models -d '{}'")
+    assert shared.getvalue() == "curl http://127.0.0.1:8114/v1/models -d '{}'\n"
+
+
 def test_notices_in_a_pipe_keep_their_lines(capfd: pytest.CaptureFixture[str]) -> None:
     long = "other programs are using the CPU " * 10
     Terminal({"COLUMNS": "20"}).notify(long)

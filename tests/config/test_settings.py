@@ -198,3 +198,8 @@ def test_a_remote_that_is_not_there_is_not_written(tmp_path: Path) -> None:
     assert read_settings(file).defaults == {"remote": "box"}
     write_setting(file, "remote", "http://127.0.0.1:8000")
     write_setting(file, "remote", None)
+
+
+def test_a_home_that_is_a_file_has_no_settings(tmp_path: Path) -> None:
+    (tmp_path / "home").touch()
+    assert not read_settings(tmp_path / "home" / "settings.toml").defaults

@@ -90,3 +90,12 @@ def test_a_warning_about_one_request_is_not_told_to_the_next_client() -> None:
     assert input_processor.warning == ""
     plain = InputProcessor(_Model(ScriptedTokenizer()), 400, {}, said.append)
     assert "no chat template" in plain.warning
+
+
+def test_arguments_of_tools_are_bound_on_request() -> None:
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    tools = ({"type": "function", "function": function},)
+    messages = Messages((Message("user", "look"),), tools=tools, bind_arguments=True)
+    input_processor = InputProcessor(_Model(ScriptedTokenizer()), 300, {}, lambda text: None)
+    state, _ = input_processor.accept(1, GenerateRequest(messages))
+    assert state.sequences[0].grammar_matcher is not None

@@ -110,7 +110,9 @@ def test_counts_equal_the_prompt_of_an_answer(smollm2_engine: LocalEngine) -> No
 
 PROTOCOLS = {
     "/v1/chat/completions": ("messages", "usage.prompt_tokens"),
+    "/v1/chat/completions/input_tokens": ("messages", "input_tokens"),
     "/v1/responses": ("input", "usage.input_tokens"),
+    "/v1/responses/input_tokens": ("input", "input_tokens"),
     "/v1/messages": ("messages", "usage.input_tokens"),
     "/v1/messages/count_tokens": ("messages", "input_tokens"),
     "/api/chat": ("messages", "prompt_eval_count"),
@@ -147,7 +149,7 @@ def _prompt_tokens(base: str, route: str, content: Any) -> int:
     if route in LIMITS:
         del body["max_tokens"]
         body |= LIMITS[route]
-    if "tokenize" in route or "count" in route:
+    if "tokenize" in route or "input_tokens" in route or "count" in route:
         body.pop("max_tokens", None)
     request = urllib.request.Request(
         base + route, json.dumps(body).encode(), {"content-type": "application/json"}

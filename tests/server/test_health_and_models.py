@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import struct
+from typing import Any
 
 import msgspec
 import pytest
@@ -206,3 +207,17 @@ def test_slots_are_idle_or_show_a_request_and_never_its_text(
     assert slot["n_prompt_tokens_cache"] == 3
     assert slot["next_token"] == [{"has_next_token": True, "n_decoded": 5}]
     assert "secret" not in json.dumps(slot)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses/input_tokens", {"input": "hi"}),
+    ],
+)
+def test_input_tokens_are_counted_without_an_answer(stage: Stage, path: str, body: Any) -> None:
+    asked = len(stage.engine.requests)
+    counted = ask(stage, path, {"model": "m", **body}).json
+    assert counted == {"object": "response.input_tokens", "input_tokens": len("user: hi\n")}
+    assert len(stage.engine.requests) == asked

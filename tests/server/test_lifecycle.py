@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count, pairwise
 
@@ -175,6 +176,27 @@ def test_too_many_connections_are_refused() -> None:
                 assert (reply.status, reply.error["code"]) == (503, "server_busy")
                 assert reply.headers["retry-after"] == "1"
         assert settled(lambda: _healthy(stage))
+
+
+def test_probes_are_answered_while_half_open_connections_hold_all_places() -> None:
+    limits = ServerLimits(connections=2, probe_connections=2)
+    with serving(ServerConfig(limits=limits)) as stage, ExitStack() as stack:
+        for _ in range(8):
+            half_open = stack.enter_context(Wire(stage.port))
+            half_open.socket.sendall(b"GET /health HT")
+        for path in ("/health", "/metrics", "/health"):
+            with Wire(stage.port) as probe:
+                probe.ask(path)
+                assert probe.reply().status == 200
+
+
+def test_probes_are_answered_while_answered_probes_hold_all_places() -> None:
+    limits = replace(UNHURRIED.limits, connections=2, probe_connections=2)
+    with serving(replace(UNHURRIED, limits=limits)) as stage, ExitStack() as stack:
+        for _ in range(8):
+            probe = stack.enter_context(Wire(stage.port))
+            probe.ask("/health")
+            assert probe.reply().status == 200
 
 
 def _healthy(stage: Stage) -> bool:

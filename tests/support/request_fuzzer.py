@@ -101,6 +101,8 @@ GOOD: dict[str, dict[str, Any]] = {
         "top_k": 5,
         "stream": False,
     },
+    "/v1/responses/input_tokens": {"input": "hi", "reasoning": {"max_tokens": 5}},
+    "/v1/chat/completions/input_tokens": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/responses": {
         "model": "m",

@@ -76,6 +76,10 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
 
 
+FAULT = "a fault of the tokenizer"
+"""A text that the tokenizer cannot encode."""
+
+
 class ScriptedTokenizer:
     """Tokenizer whose tokens are bytes."""
 
@@ -93,6 +97,8 @@ class ScriptedTokenizer:
         return tuple(SpecialToken(text, control=True) for text in texts if text)
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        if text == FAULT:
+            raise RuntimeError(text)
         tokens = list(text.encode("utf-8", "surrogatepass"))
         if special:
             for token, mark in _SPECIALS.items():

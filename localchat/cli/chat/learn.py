@@ -186,12 +186,14 @@ def _report(terminal: Terminal, name: str, changes: "Changes", summary: "Summary
 def _question_hint(app: AppContext, name: str) -> str:
     """Return a hint with a question about the documents.
 
-    If the only model is the guide, which refuses documents, the hint leads to other models.
+    If the guide would answer, which refuses documents, the hint leads to other models.
     """
     from localchat.models.onboarding import is_first_run
+    from localchat.models.resolve import GUIDE, last_model
 
     question = f'"@{name} what is it about?"'
-    if is_first_run(find_paths(app.environ), app.environ):
+    paths = find_paths(app.environ)
+    if last_model(paths) in (None, GUIDE) and is_first_run(paths, app.environ):
         return (
             f"ask about it: localchat run lists models that can answer; then localchat {question}"
         )
@@ -199,11 +201,16 @@ def _question_hint(app: AppContext, name: str) -> str:
 
 
 def _skipped(summary: "Summary") -> str:
-    """Return a text such as `; skipped 2 files: 2 (is a binary file)`, or an empty string."""
+    """Return a text such as `; skipped 1 file, which is a binary file`, or an empty string."""
     if not summary.skipped:
         return ""
+    files = counted(sum(summary.skipped.values()), "file")
+    if len(summary.skipped) == 1:
+        [(reason, count)] = summary.skipped.items()
+        each = "which" if count == 1 else "each of which"
+        return f"; skipped {files}, {each} {reason}"
     reasons = [f"{count:,} ({reason})" for reason, count in summary.skipped.items()]
-    return f"; skipped {counted(sum(summary.skipped.values()), 'file')}: {', '.join(reasons)}"
+    return f"; skipped {files}: {', '.join(reasons)}"
 
 
 def _location(source: str) -> str:

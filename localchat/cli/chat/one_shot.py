@@ -209,7 +209,8 @@ class OneShot:
             self._print_json(texts)
         else:
             self._print_texts(texts)
-        if not self._options.extract:
+        # The error below says how a single answer ended.
+        if not self._options.extract and not (unfinished and self._settings.n == 1):
             self._report_ends()
         self._print_stats()
         if unfinished:

@@ -362,7 +362,7 @@ def _announce(
         notify(f"clients of /v1/responses may call the tools of the MCP servers {names}")
     notify(f"serving on {base}; Ctrl+C ends it. Try it:")
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
-    notify(
+    setup.terminal.print_command(
         f"curl {base}/chat/completions -H 'content-type: application/json'{key} -d "
         '\'{"messages":[{"role":"user","content":"Hello"}]}\''
     )

@@ -105,3 +105,5 @@ class MessagesBody(CountTokensBody, frozen=True, kw_only=True):
     max_tokens: int
     stream: bool | None = None
     stop_sequences: list[str] | None = None
+    seed: int | None = None
+    """Not in Anthropic's API. All other protocols have it."""

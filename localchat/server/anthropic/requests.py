@@ -50,6 +50,7 @@ def as_chat(body: MessagesBody, media: MediaReader) -> ChatRequest:
         chat.fields,
         stream=body.stream,
         stop=body.stop_sequences,
+        seed=body.seed,
     )
     return replace(chat, fields=fields, max_tokens={"max_tokens": body.max_tokens})
 

@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localchat.errors import FileMissing, UsageError
 from localchat.server.config import ServerConfig
-from localchat.server.errors import ApiError, error_response
+from localchat.server.errors import ApiError, error_response, unavailable
+from localchat.server.uvicorn_http import PROBES_ONLY
 
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _ORIGIN: Final = re.compile(
@@ -29,6 +30,7 @@ _NAME: Final = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 PRIVATE: Final = "/localchat/"
 """Prefix of the private routes. They check a token of their own."""
 _OPEN: Final = frozenset({"/", "/health"})
+_PROBES: Final = frozenset({"/", "/health", "/metrics"})
 _METHODS: Final = "GET, HEAD, POST, DELETE, OPTIONS"
 _KEY_VARIABLE: Final = "LOCALCHAT_API_KEY"
 _MIN_KEY_LENGTH: Final = 8
@@ -122,6 +124,10 @@ class SecurityMiddleware:
         headers = Headers(scope=scope)
         allowed = None
         try:
+            if scope.get("state", {}).get(PROBES_ONLY) and scope["path"] not in _PROBES:
+                error = unavailable("Too many connections are open.")
+                error.headers["connection"] = "close"
+                raise error
             self._check_host(headers)
             allowed = self._check_origin(headers)
             if scope["method"] == "OPTIONS":

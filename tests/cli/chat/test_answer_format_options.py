@@ -62,6 +62,14 @@ def test_a_value_that_was_cut_leaves_stdout_empty_and_is_an_error(call: Call) ->
     assert call(script, "hi").code == 0
 
 
+def test_a_report_of_a_value_that_was_cut_says_so_once(call: Call) -> None:
+    script = (*BEGIN, Text(0, '{"a": 1}'), Finished(0, "length", limit="max_tokens"), DONE)
+    outcome = call(script, "--schema", "{}", "--json", "hi")
+    assert outcome.code == 1
+    assert json.loads(outcome.out)["finish_reason"] == "length"
+    assert outcome.err.count("localchat:") == 1
+
+
 @pytest.mark.parametrize(
     ("end", "sentence"),
     [

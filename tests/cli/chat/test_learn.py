@@ -1,6 +1,7 @@
 """`localchat learn`, and `@NAME` before prompts, in pipes and in line mode."""
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def test_a_folder_is_learned_listed_and_forgotten(call: Call, folder: Path) -> N
     learned = call((), "learn", folder)
     assert learned.code == 0
     assert "@my-contracts: 1 file, about 5 tokens (1 read)" in learned.err
-    assert "skipped 1 file: 1 (is a PNG image)" in learned.err
+    assert "skipped 1 file, which is a PNG image" in learned.err
     assert "ask about it: localchat run lists models that can answer" in learned.err
     (entry,) = json.loads(call((), "learn", "--list", "--json").out)
     assert (entry["name"], entry["files"], entry["sources"]) == ("my-contracts", 1, [str(folder)])
@@ -37,6 +38,15 @@ def test_a_folder_is_learned_listed_and_forgotten(call: Call, folder: Path) -> N
     assert call((), "learn", "--forget", "@my-contracts").code == 0
     assert json.loads(call((), "learn", "--list", "--json").out) == []
     assert call((), "learn", "--forget", "my-contracts").code == 2
+
+
+def test_a_model_that_was_used_by_its_path_is_not_recommended_again(
+    call: Call, folder: Path
+) -> None:
+    paths = find_paths(os.environ)
+    paths.state_dir.mkdir(parents=True, exist_ok=True)
+    (paths.state_dir / "last-model").write_text("/models/mine.gguf\n")
+    assert 'ask about it: localchat "@' in call((), "learn", folder).err
 
 
 def test_files_without_text_are_not_learned(call: Call, tmp_path: Path) -> None:

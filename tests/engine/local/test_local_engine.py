@@ -28,12 +28,14 @@ from localchat.errors import (
     ContextExceeded,
     EngineClosed,
     EngineDied,
+    LocalchatError,
     ModelInvalid,
     ModelMissing,
     UsageError,
 )
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.speed import Run, SpeedHistory
+from tests.support.scripted_backend import FAULT
 
 LIVELY_S = 90.0
 Open = Callable[..., LocalEngine]
@@ -316,6 +318,15 @@ def test_crash_in_a_step_is_an_error_that_says_so(engine_for: Open) -> None:
     engine = engine_for(crash="step")
     with pytest.raises(EngineDied, match="SIGSEGV while running"):
         list(engine.generate(plain()))
+
+
+def test_a_fault_in_the_preparation_of_a_request_fails_that_request_alone(engine_for: Open) -> None:
+    engine = engine_for(reply="yes")
+    other = engine.generate(plain())
+    with pytest.raises(LocalchatError, match="RuntimeError: a fault") as caught:
+        list(engine.generate(plain(FAULT)))
+    assert not isinstance(caught.value, EngineDied)
+    assert text_of(list(other)) == "yes"
 
 
 def test_missing_and_invalid_models_come_out_of_the_stream(

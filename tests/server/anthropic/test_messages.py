@@ -324,6 +324,11 @@ def test_sampling_and_form_are_handed_on(stage: Stage) -> None:
     assert asked.grammar is not None and asked.grammar.kind == "json_schema"
 
 
+def test_a_seed_is_handed_on(stage: Stage) -> None:
+    message(stage, stage.plays("seeded", Text(0, "x"), Finished(0, "stop")), seed=7)
+    assert stage.engine.requests[-1].sampling.seed == 7
+
+
 @pytest.mark.parametrize("path", ["/v1/messages?beta=true", "//v1//messages", "/messages/"])
 def test_versions_betas_and_spellings_change_nothing(stage: Stage, path: str) -> None:
     headers = {"anthropic-version": "2099-01-01", "anthropic-beta": "x-1,y-2"}

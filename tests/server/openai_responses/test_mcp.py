@@ -268,3 +268,10 @@ def test_a_server_without_mcp_says_how_it_is_started() -> None:
         reply = ask(plain, "/v1/responses", {"input": "hi", "tools": [DEMO]})
         assert reply.status == 400
         assert "localchat serve --mcp NAME" in reply.error["message"]
+
+
+def test_tools_of_servers_count_as_input_tokens(stage: Stage) -> None:
+    path = "/v1/responses/input_tokens"
+    body = {"input": "hi"}
+    without = ask(stage, path, body).json["input_tokens"]
+    assert ask(stage, path, {**body, "tools": [DEMO]}).json["input_tokens"] > without
