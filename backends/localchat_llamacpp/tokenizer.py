@@ -17,6 +17,7 @@ from localchat.backend_api.sealed_text import PromptSplitter, TextFinder, unused
 from localchat.backend_api.special_tokens import SpecialToken
 from localchat.model_files.gguf import Array, Value
 from localchat_llamacpp.native import library
+from localchat_llamacpp.wordpiece import WordPiece
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LOGGED_EOG = re.compile(r"EOG token\s*=\s*(\d+)")
@@ -32,6 +33,7 @@ _COMPOSED = ("qwen2", "qwen35", "command-r", "mpt", "olmo")
 _FRAMED = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 _WORDPIECE = 3
 _UNIGRAM = 4
+_BERT_UNKNOWN = "[UNK]"
 # Bits of llama_token_attr.
 _UNKNOWN = 1 << 0
 _CONTROL = 1 << 3
@@ -95,7 +97,10 @@ class LlamaTokenizer:
 
     def encode_whole(self, text: str) -> list[int]:
         """Tokenize a text as embedding models were trained, with its begin and end tokens."""
-        return self._tokens(text, ends=True, special=False)
+        if self.kind != _WORDPIECE:
+            return self._tokens(text, ends=True, special=False)
+        begin, *end = self._native_tokens("", ends=True, special=False)
+        return [begin, *self._wordpiece.encode(text), *end]
 
     def _composed(self, text: str) -> str:
         """Normalize a text to NFC between special tokens."""
@@ -103,6 +108,14 @@ class LlamaTokenizer:
             return text
         pieces = self._special_texts.pieces(text)
         return "".join(unicodedata.normalize("NFC", piece) + token for piece, token in pieces)
+
+    @cached_property
+    def _wordpiece(self) -> WordPiece:
+        texts = [self._text(token) for token in range(self.vocab_size)]
+        unknown = self._metadata.get(UNKNOWN)
+        if not isinstance(unknown, int):
+            unknown = texts.index(_BERT_UNKNOWN) if _BERT_UNKNOWN in texts else self.bos
+        return WordPiece(texts, unknown, self._metadata)
 
     @cached_property
     def _special_texts(self) -> TextFinder:
@@ -138,6 +151,21 @@ class LlamaTokenizer:
         return tokens
 
     def _tokens(self, text: str, *, ends: bool, special: bool) -> list[int]:
+        if self.kind == _WORDPIECE and not ends:
+            return self._words(text, special=special)
+        return self._native_tokens(text, ends=ends, special=special)
+
+    def _words(self, text: str, *, special: bool) -> list[int]:
+        """Tokenize a text by WordPiece; special: between the special tokens in it."""
+        if not special:
+            return self._wordpiece.encode(text)
+        tokens: list[int] = []
+        for piece, token in self._special_texts.pieces(text):
+            tokens += self._wordpiece.encode(piece)
+            tokens += self._native_tokens(token, ends=False, special=True) if token else []
+        return tokens
+
+    def _native_tokens(self, text: str, *, ends: bool, special: bool) -> list[int]:
         data = _SURROGATE.sub("\ufffd", self._composed(text)).encode()
         # A token is one byte at least; white-space marks of SentencePiece add a few.
         room = len(data) + 16

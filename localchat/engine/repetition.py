@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from localchat.engine.near_repetition import recount
+from localchat.engine.near_repetition import recount, stale_words
 from localchat.engine.periods import periods, run_length
 from localchat.engine.request import GenerateRequest, Infill, Messages, TextPrompt
 
@@ -23,6 +23,11 @@ _MIN_ANY_REPEATS: Final = min(repeats for _, repeats in _MIN_REPEATS)
 _MIN_PLAIN_CHARS: Final = 2048
 """Shortest run of digits, punctuation, markup or a single letter that counts."""
 _MIN_EMOJI_CHARS: Final = 1024
+_SHIFTING_CHARS: Final = 1024
+_MIN_SHIFTING_RUN: Final = 100
+_LONG_RUN: Final = re.compile(rf"(.)\1{{{_MIN_SHIFTING_RUN - 1},}}", re.DOTALL)
+_MIN_SHIFTING_SHARE: Final = 0.9
+"""Share of the last 1,024 characters in long runs of two or more signs that counts as a loop."""
 _MIN_BLANK_CHARS: Final = 400
 """Shortest run of white space or replacement characters that counts."""
 _MIN_NUMBERED_LINES: Final = 10
@@ -128,7 +133,7 @@ class LoopDetector:
             return None
         loop = self._exact(text) or self._numbered(text)
         if loop is None and near:
-            loop = self._near(text)
+            loop = self._near(text) or self._shifting(text)
         return loop
 
     def _exact(self, text: str) -> Repetition | None:
@@ -185,15 +190,34 @@ class LoopDetector:
         return Repetition(first[0].strip(), times, run, len(first[0]))
 
     def _near(self, text: str) -> Repetition | None:
-        """Find repeats that differ in a number."""
+        """Find repeats that differ in a number or come in varying order."""
         loop = recount(text)
-        if loop is None or loop.times <= self._wanted:
+        if loop is not None and loop.times > self._wanted:
+            # Start the piece at the start of a sentence.
+            start = loop.start + _piece_start(loop.piece)
+            end = start + loop.kept
+            chars = len(text) - loop.start
+            return Repetition(text[start:end].strip(), loop.times, chars, end - loop.start)
+        loop = stale_words(text, self._wanted)
+        if loop is None:
             return None
-        # Start the piece at the start of a sentence.
-        start = loop.start + _piece_start(loop.piece)
-        end = start + loop.kept
-        chars = len(text) - loop.start
-        return Repetition(text[start:end].strip(), loop.times, chars, end - loop.start)
+        return Repetition(loop.piece, loop.times, len(text) - loop.start, loop.kept)
+
+    def _shifting(self, text: str) -> Repetition | None:
+        """Find a run of one sign after a run of another.
+
+        A frequency penalty moves a loop to the next sign before it is long enough by itself.
+        """
+        tail = text[-_SHIFTING_CHARS:]
+        if len(tail) < _SHIFTING_CHARS or self._wanted:
+            return None
+        long_runs = [(run[1], len(run[0])) for run in _LONG_RUN.finditer(tail)]
+        covered = sum(length for _, length in long_runs)
+        signs = {sign for sign, _ in long_runs}
+        if len(signs) < 2 or covered < _MIN_SHIFTING_SHARE * len(tail):
+            return None
+        sign, length = long_runs[-1]
+        return Repetition(sign, length, len(tail), 1)
 
     def _was_requested(self, content: str, times: int) -> bool:
         """Whether the prompt asks for this many repeats of these words."""

@@ -154,6 +154,33 @@ def test_prose_that_only_counts_on_is_a_loop(name: str) -> None:
     assert loop_of(text, "Write 200 scenes.") is None
 
 
+COUNTED_JSON = {
+    "keys": '"item{n}": "Item {n}", ',
+    "keys over lines": '  "item{n}": "value",\n',
+    "keys of numbers": '"item{n}": {n}, ',
+    "keys of objects": '"item{n}": {{"name": "Item {n}", "price": 10, "tags": ["a", "b"]}},\n',
+    "keys of long objects": '"item{n}": {{"name": "Item {n}", "text": "'
+    + "a word " * 20
+    + '"}},\n',
+    "keys without blanks": '"k{n}":"v{n}",',
+    "strings": '"item {n}", ',
+}
+
+
+@pytest.mark.parametrize("piece", [1, 4, 23])
+@pytest.mark.parametrize("name", COUNTED_JSON)
+def test_json_that_only_counts_on_is_a_loop(name: str, piece: int) -> None:
+    text = '{"a": [' + "".join(COUNTED_JSON[name].format(n=number) for number in range(1, 400))
+    text = text[:12_000]
+    text = text[:12_000]
+    found = loop_of(text, piece=piece)
+    assert found is not None
+    end, repetition = found
+    assert end < 5300 and 24 <= repetition.times < 130
+    assert loop_of(text, "A JSON object with 400 items.") is None
+    assert loop_of(text[: len(text) // 20]) is None
+
+
 JSON_TABLES = {
     "squares": "".join(f'"{n}": {n * n}, ' for n in range(300)),
     "times table": "".join(f'"7x{n}": {7 * n}, ' for n in range(300)),
@@ -191,6 +218,19 @@ PHRASES = (
     "she told him that the story was not over yet.",
     "the king of the land was kind and very wise.",
 )
+
+
+@pytest.mark.parametrize("end", [".", " — so they say…"])
+def test_few_phrases_in_varying_order_are_a_loop(end: str) -> None:
+    order = random.Random(1)
+    phrases = [phrase.replace(".", end) for phrase in PHRASES]
+    text = WORDS + " ".join(order.choice(phrases) for _ in range(400))
+    found = loop_of(text)
+    assert found is not None
+    assert found[0] < len(WORDS) + 5000
+    assert found[1].piece in text
+    kept = without_repeats(text[: found[0]], found[1])
+    assert kept.startswith(WORDS)
 
 
 NAMES = ("Anna", "Bob", "Carla", "David", "Emma", "Frank", "Grace", "Hugo", "Iris", "Jack")
@@ -254,6 +294,12 @@ WANTED = {
 def test_lists_tables_code_and_songs_are_no_loop(name: str) -> None:
     assert loop_of(WANTED[name]) is None
     assert loop_of(WANTED[name] + WORDS) is None
+
+
+def test_a_run_that_moves_from_sign_to_sign_is_a_loop() -> None:
+    # As SmolLM2 wrote with a frequency penalty: each sign until the penalty made the next one likelier.
+    text = "| Day 1 | Rest |\n" + "=" * 260 + "\n" + "+" * 210 + "\n" + "*" * 900 + "!" * 140
+    assert LoopDetector("Make a weekly workout plan.").find(text) is not None
 
 
 def test_a_long_ruler_and_a_box_are_no_loops() -> None:

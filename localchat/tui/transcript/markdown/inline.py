@@ -102,7 +102,11 @@ class _Lines:
                 self._add(token.content, look)
 
     def _formula(self, source: str, look: Look) -> None:
-        first, *later = source.strip().split("\n")
+        from localchat.tui.transcript.markdown import (
+            latex,  # tables that the first frame does not need
+        )
+
+        first, *later = latex.to_unicode(source).split("\n")
         self._add(first, look)
         for line in later:
             self.lines.append([])

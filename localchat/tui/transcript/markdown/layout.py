@@ -144,8 +144,10 @@ class MarkdownLayout:
                     inside, self._deeper(lead, (_QUOTE,)), bar, True, False, depth
                 )
             case "formula":
+                from localchat.tui.transcript.markdown import latex  # as in inline.py
+
                 indent = self._deeper(later, (Piece("  ", PLAIN),))
-                text = token.content.strip().split("\n")
+                text = latex.to_unicode(token.content).split("\n")
                 formula = [[Piece(printable(line), PLAIN)] for line in text if line]
                 yield from self._lines_of(formula, lead + indent[len(later) :], indent)
             case "hr":
