@@ -1,19 +1,57 @@
 """Fields of requests that this server does not implement.
 
-A field that would change the answer is rejected, unless its value has no effect. All others are ignored:
-rejecting them would break clients that send fields of many servers.
+A field that would change the answer is rejected, unless its value has no effect. Fields that never change an
+answer pass. The response header `x-localchat-ignored` lists all other unknown fields: rejecting them would
+break clients that send fields of many servers.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
 
 from localchat.server.errors import bad_request
 
+HEADER: Final = b"x-localchat-ignored"
+IGNORED: Final = "localchat.ignored"
+"""Key of the scope with the names of ignored fields."""
+_MAX_NAMES: Final = 32
 _MAX_NAME: Final = 80
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.$-]")
+
+_HARMLESS: Final = frozenset(
+    " ".join(
+        (
+            # Accounting, routing and caching of hosted services.
+            "user metadata store service_tier safety_identifier inference_geo prompt_cache_key",
+            "prompt_cache_retention prompt_cache_options prediction request_id rid trace tags",
+            "client_metadata name description title betas speed provider models route usage",
+            "include_obfuscation kv_transfer_params",
+            # Slots and caches, which the engine manages itself.
+            "cache_prompt id_slot slot_id n_keep num_keep n_discard n_cache_reuse use_cache",
+            "cache_control priority data_parallel_rank shift truncate truncation",
+            # Load options of Ollama: the model is loaded already.
+            "num_gpu num_thread num_batch main_gpu low_vram use_mmap use_mlock numa vocab_only f16_kv",
+            "logits_all embedding_only num_gqa",
+            # Parameters of a sampler that is off unless another field turns it on.
+            "mirostat_tau mirostat_eta min_keep dynatemp_low dynatemp_high",
+            "smoothing_curve adaptive_decay length_penalty early_stopping t_max_prompt_ms",
+            "penalize_newline penalize_nl backend_sampling",
+            # Parts of earlier answers that clients send back.
+            "id index type status object annotations audio refusal phase signature data citations",
+            "caller encrypted_content created_at provider_specific_fields finish_reason stop_reason",
+            "namespace",
+            # Output that this server always has, or has in the same form.
+            "include_reasoning separate_reasoning stream_reasoning reasoning_format parse_tool_calls",
+            "timings_per_token logprob_start_len echo_logprobs max_tool_calls reasoning_in_content",
+            "spaces_between_special_tokens",
+        )
+    ).split()
+)
+"""Fields that never change the text of an answer."""
 
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     # Samplers.
@@ -50,15 +88,38 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 """Values without effect, for fields that change the answer. Null and empty values never have an effect."""
 
 
-def check_unknown_fields(body: object, kind: type) -> None:
-    """Raise ApiError for a field that would change the answer, but is not implemented.
+_DEFAULTS: Final[Mapping[str, object]] = {
+    "skip_special_tokens": True,
+    "add_special_tokens": False,
+    "add_bos_token": True,
+    "ban_eos_token": False,
+    "min_length": 0,
+    "typical": 1,
+    "repeat_last_n": -1,
+    "penalty_last_n": -1,
+}
+"""Values of other fields that match the behavior of this server."""
+
+
+def check_unknown_fields(body: object, kind: type) -> tuple[str, ...]:
+    """Return the names of ignored fields, in order. Raises ApiError for one that would change the answer.
 
     body: decoded JSON that is valid for `kind`.
     """
+    ignored: dict[str, None] = {}
     for path, value in _unknown_fields(body, _type_info(kind), ""):
         name = path.rpartition(".")[2]
         if name in _NEUTRAL:
             _check_neutral(path, value, _NEUTRAL[name])
+        elif name not in _HARMLESS and not (name in _DEFAULTS and value == _DEFAULTS[name]):
+            ignored[path] = None
+    return tuple(ignored)[:_MAX_NAMES]
+
+
+def header_value(names: tuple[str, ...]) -> bytes:
+    """Return names as the value of a header."""
+    safe_names = (_UNSAFE.sub("?", name[:_MAX_NAME]) or "?" for name in names)
+    return ", ".join(safe_names).encode("ascii")
 
 
 def _check_neutral(path: str, value: object, neutral: tuple[object, ...]) -> None:
@@ -107,3 +168,9 @@ def _fields(cls: type[msgspec.Struct]) -> Mapping[str, inspect.Type]:
     info = _type_info(cls)
     assert isinstance(info, inspect.StructType)
     return {field.encode_name: field.type for field in info.fields}
+
+
+def note_ignored(scope: Any, names: tuple[str, ...]) -> None:  # noqa: ANN401 - an ASGI scope
+    """Add names to the header of this request's response."""
+    if names:
+        scope[IGNORED] = tuple(dict.fromkeys((*scope.get(IGNORED, ()), *names)))[:_MAX_NAMES]

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from localchat.server.body_budget import BodyBudget, BodyReservation
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request, missing_field
-from localchat.server.fields import check_unknown_fields
+from localchat.server.fields import check_unknown_fields, note_ignored
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ _WINDOW_LOG: Final = 23
 async def read_json(
     request: Request, kind: type[T], limits: ServerLimits, *, with_media: bool = False
 ) -> T:
-    """Read a body as JSON of this type.
+    """Read a body as JSON of this type, and note the fields that are ignored.
 
     with_media: allow the size of pictures and recordings. `check_text_size` then bounds the text.
 
@@ -57,7 +57,7 @@ async def read_json(
         body = await _read_body(request, limits, reservation)
         value = decode(body, kind, limits)
         # A second decoding shows the fields that the type does not have.
-        check_unknown_fields(decode(body, object, limits), kind)
+        note_ignored(request.scope, check_unknown_fields(decode(body, object, limits), kind))
         return value
 
 

@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 
 from localchat.engine.request import Grammar
+from localchat.server.anthropic.protocol import MessagesBody
+from localchat.server.fields import check_unknown_fields, header_value
+from localchat.server.openai.protocol import ChatBody
 from tests.support.http_server import Reply, Stage, ask, chat
 
+IGNORED = "x-localchat-ignored"
 MESSAGES = [{"role": "user", "content": "hi"}]
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
@@ -25,14 +29,21 @@ def post(stage: Stage, route: str, **fields: Any) -> Reply:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_unknown_field_without_effect_is_accepted(stage: Stage, route: str) -> None:
-    assert post(stage, route, surprising=1, user="me", absent=None, empty=[]).status == 200
+def test_unknown_field_is_named_in_a_header(stage: Stage, route: str) -> None:
+    reply = post(stage, route, surprising=1, user="me", absent=None, empty=[])
+    assert reply.status == 200
+    assert reply.headers[IGNORED] == "surprising"
 
 
-def test_ollama_options_are_checked_too(stage: Stage) -> None:
-    options = {"num_gpu": 9, "repeat_last_n": 64, "mirostat": 0}
-    assert post(stage, "/api/chat", options=options).status == 200
-    assert post(stage, "/api/chat", options={"mirostat": 1}).status == 400
+def test_stream_names_unknown_fields_too(stage: Stage) -> None:
+    assert chat(stage, stream=True, surprising=1).headers[IGNORED] == "surprising"
+    reply = post(stage, "/api/chat", stream=True, surprising=1)
+    assert reply.headers[IGNORED] == "surprising"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_request_without_unknown_fields_has_no_header(stage: Stage, route: str) -> None:
+    assert IGNORED not in post(stage, route).headers
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -65,7 +76,7 @@ def test_neutral_values_of_such_fields_pass(stage: Stage, route: str) -> None:
         "guidance_scale": None,
     }
     reply = post(stage, route, **neutral)
-    assert reply.status == 200
+    assert (reply.status, reply.headers.get(IGNORED)) == (200, None)
 
 
 RARE = {
@@ -93,7 +104,7 @@ def test_every_protocol_has_dry_xtc_top_n_sigma_and_dynamic_temperature(
     stage: Stage, route: str
 ) -> None:
     reply = post_sampling(stage, route, {**RARE, "dry_sequence_breakers": ["\n", "##"]})
-    assert reply.status == 200
+    assert (reply.status, reply.headers.get(IGNORED)) == (200, None)
     sampling = stage.last.sampling
     assert {name: getattr(sampling, name) for name in RARE} == RARE
     assert sampling.dry_sequence_breakers == ("\n", "##")
@@ -132,6 +143,38 @@ def test_structure_in_a_field_of_another_protocol_is_rejected(stage: Stage, rout
     assert post(stage, route, grammar="start: /a/").status == 400
 
 
+def test_ollama_options_are_checked_too(stage: Stage) -> None:
+    reply = post(stage, "/api/chat", options={"num_gpu": 9, "repeat_last_n": 64, "mirostat": 0})
+    assert reply.headers[IGNORED] == "options.repeat_last_n"
+    assert post(stage, "/api/chat", options={"mirostat": 1}).status == 400
+
+
+def test_fields_of_messages_and_options_are_named_by_their_path(stage: Stage) -> None:
+    message = {"role": "user", "content": "hi", "annotations": [1], "mood": "good"}
+    reply = chat(stage, messages=[message], stream_options={"continuous_usage_stats": True})
+    assert reply.headers[IGNORED] == "messages.mood, stream_options.continuous_usage_stats"
+
+
+def test_tools_that_run_elsewhere_are_named(stage: Stage) -> None:
+    tools = [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": {}}]
+    reply = post(stage, "/v1/responses", tools=tools)
+    assert (reply.status, reply.headers[IGNORED]) == (200, "tools.web_search")
+
+
+def test_names_cannot_inject_headers() -> None:
+    names = check_unknown_fields(
+        {"messages": [], "a\r\nb: c": 1, "ü": 2, "": 4, "x" * 500: 3}, ChatBody
+    )
+    value = header_value(names)
+    assert value.startswith(b"a??b??c, ?, ?, xxx")
+    assert len(value) < 120
+
+
+def test_the_number_of_names_is_limited() -> None:
+    body = {"messages": [], "max_tokens": 1, **{f"f{number}": 1 for number in range(500)}}
+    assert len(check_unknown_fields(body, MessagesBody)) == 32
+
+
 # ---------------------------------------------------------------------------- fields that are implemented
 
 
@@ -149,7 +192,7 @@ def test_ends_of_answers_reach_the_engine(stage: Stage, route: str) -> None:
         repeat_penalty=1.3,
         typ_p=0.9,
     )
-    assert reply.status == 200
+    assert (reply.status, reply.headers.get(IGNORED)) == (200, None)
     last = stage.last
     assert (last.min_tokens, last.stop_tokens, last.keep_stop) == (30, (7, 8), True)
     assert last.bad_words == ("no",)

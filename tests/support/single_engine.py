@@ -1,15 +1,16 @@
 """An engine pool of one engine, which the caller closes."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
 
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.options import EngineOptions
 from localchat.errors import ModelMissing
 from localchat.pool.entry import ModelSpec, PooledEngine, PoolEntry
-from localchat.pool.pool import Lease
+from localchat.pool.pool import EnginePool, Lease
 from localchat.pool.resolver import ModelCard
 from localchat.server.leases import AsyncEnginePool, AsyncLease
 
@@ -19,6 +20,8 @@ class SingleEngine(AsyncEnginePool):
     engine: Engine
     name: str
     created: int = 1_700_000_000
+    pool: EnginePool = field(default_factory=lambda: Mock(spec=EnginePool))
+    """What is set on it has no effect."""
     _info: EngineInfo | None = None
 
     async def lease(self, model: str, *, user: str = "") -> AsyncLease:

@@ -119,7 +119,7 @@ def test_ask_stop_regenerate_quit_and_resume(tmp_path: Path, start: Start) -> No
     program.type("\x0f")
     program.type("\x1bOR")  # F3: the models, each with its verdict
     program.see("guide")
-    program.until(lambda: re.search(r"guide .* fits: [\d.]+ [kMG]B", program.text))
+    program.until(lambda: re.search(r"fits: [\d.]+ [kMG]B with", program.text))
     program.type("\x1b")
     program.until(lambda: "╭─ Models" not in program.text)
     program.ask(f"/set logit_bias {NEVER_ENDING}")

@@ -23,7 +23,7 @@ _NUMBERS = 128
 """Numbers of a program, one warp: one row of 3,584 columns then has 28 programs."""
 
 
-class Inbox(NamedTuple):
+class PeerMemory(NamedTuple):
     """Memory of one rank for the sums of all ranks, and the addresses of the inboxes of all."""
 
     words: torch.Tensor
@@ -91,7 +91,7 @@ def _all_reduce_kernel(
     tl.store(counts + program, count)
 
 
-def all_reduce(y: torch.Tensor, inbox: Inbox, rank: int) -> torch.Tensor:
+def all_reduce(y: torch.Tensor, inbox: PeerMemory, rank: int) -> torch.Tensor:
     """Return the sum of the partial sums y [S, P, N] of all ranks: fp32 [1, P, N].
 
     y: fp32, fp16 or bf16. All ranks call this together, with as many rows and columns, on one stream each.
@@ -105,7 +105,7 @@ def all_reduce(y: torch.Tensor, inbox: Inbox, rank: int) -> torch.Tensor:
         raise ValueError(f"y: at most {most} numbers wanted, {numbers} given")
     out = torch.empty(1, rows, columns, device=device)
     gpu = traits(device)
-    KernelLaunch(_all_reduce_kernel, (Inbox.programs(numbers),), gpu, warps=1).run(
+    KernelLaunch(_all_reduce_kernel, (PeerMemory.programs(numbers),), gpu, warps=1).run(
         *(y, out, inbox.words, inbox.addresses, inbox.counts, numbers, ranks * most),
         S=splits,
         RANK=rank,

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from localchat_cuda.kernels.all_reduce import Inbox, all_reduce
+from localchat_cuda.kernels.all_reduce import PeerMemory, all_reduce
 
 _TIMEOUT = timedelta(minutes=10)
 """Limit of one operation. Prompts take seconds, and workers.py notices earlier that a rank ended."""
@@ -44,7 +44,7 @@ class ProcessCollective:
             device_id=device if self._gpu else None,
         )
         self._room = _INBOX_ROWS * columns
-        self._inbox: Inbox | None = None
+        self._inbox: PeerMemory | None = None
         if self._gpu:
             self._inbox = _try_inbox(rank, ranks, self._room, device)
 
@@ -73,11 +73,11 @@ class ProcessCollective:
             dist.destroy_process_group()
 
 
-def _try_inbox(rank: int, ranks: int, numbers: int, device: torch.device) -> Inbox | None:
+def _try_inbox(rank: int, ranks: int, numbers: int, device: torch.device) -> PeerMemory | None:
     """Return the inbox of this rank, tried once. None if any GPU has no access to another's memory.
 
     `numbers`: of the largest sum. All ranks get the same answer."""
-    inbox: Inbox | None = None
+    inbox: PeerMemory | None = None
     with contextlib.suppress(RuntimeError, ImportError, AttributeError):
         inbox = _connected(ranks, numbers, device)
     works = torch.tensor([inbox is not None], dtype=torch.int32, device=device)
@@ -91,7 +91,7 @@ def _try_inbox(rank: int, ranks: int, numbers: int, device: torch.device) -> Inb
     return inbox
 
 
-def _connected(ranks: int, numbers: int, device: torch.device) -> Inbox:
+def _connected(ranks: int, numbers: int, device: torch.device) -> PeerMemory:
     """Allocate an inbox, and map those of the other ranks. RuntimeError: the GPUs cannot."""
     # This module is the public interface to such memory, in spite of its name.
     from torch.distributed import _symmetric_memory as symmetric
@@ -101,6 +101,6 @@ def _connected(ranks: int, numbers: int, device: torch.device) -> Inbox:
     handle = symmetric.rendezvous(words, group)
     words.zero_()
     addresses = torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device=device)
-    counts = torch.zeros(Inbox.programs(numbers), dtype=torch.int32, device=device)
+    counts = torch.zeros(PeerMemory.programs(numbers), dtype=torch.int32, device=device)
     torch.cuda.synchronize(device)
-    return Inbox(words, addresses, counts)
+    return PeerMemory(words, addresses, counts)

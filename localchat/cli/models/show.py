@@ -151,6 +151,7 @@ def _fact_rows(inspection: "Inspection") -> Iterator[tuple[str, str]]:
     if facts is None:
         return
     yield "architecture", f"{facts.architecture}, {facts.layers} layers"
+    yield "attention", facts.attention
     yield "parameters", _count(facts.parameters)
     yield "quantization", facts.quantization
     yield "context", tokens(facts.context_tokens)
@@ -202,6 +203,7 @@ def _record(model: "Model", inspection: "Inspection", outlook: _Outlook) -> dict
     return record | {
         "architecture": facts.architecture,
         "layers": facts.layers,
+        "attention": facts.attention or None,
         "parameters": facts.parameters,
         "quantization": facts.quantization,
         "context_tokens": facts.context_tokens,

@@ -192,7 +192,7 @@ def grammar_spec(grammar: Grammar) -> GrammarSpec:
         case "json_object":
             entry: dict[str, Any] = {"json_schema": {"type": "object", "x-guidance": _STYLE}}
         case "json_schema":
-            relaxed = relax(parse_schema(grammar.source, name))
+            relaxed = relax(parse_schema(grammar.source, name), grammar.field)
             entry = {"json_schema": with_style(relaxed.schema)}
             dropped = relaxed.dropped
         case "lark":

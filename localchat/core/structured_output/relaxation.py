@@ -1,10 +1,10 @@
 """Relaxed schemas: keywords that a grammar cannot enforce are removed and reported, so that the rest applies.
 
 llguidance itself skips keywords that it does not implement (`lenient`) and reports them as warnings. This
-module removes what it would reject: patterns that it cannot read, such as those with look-around, overlapping
-`patternProperties`, and unknown dialects. Other keywords are rewritten instead: types in capitals (Gemini's),
-`propertyNames` with choices or a pattern, and tagged unions, whose alternatives must contain the tag. pydantic
-makes a tag with a default optional, but rejects an answer without it.
+module removes what it would reject: patterns with look-around or references, overlapping `patternProperties`,
+and unknown dialects. Other keywords are rewritten instead: types in capitals (Gemini's), `propertyNames` with
+choices or a pattern, and tagged unions, whose alternatives must contain the tag. pydantic makes a tag with a
+default optional, but rejects an answer without it.
 """
 
 import json
@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from localchat.core.structured_output.patterns import plain_pattern
+from localchat.core.structured_output.patterns import is_part, pattern_fault, plain_pattern
+from localchat.errors import UsageError
 
 LENIENT: Final = {"lenient": True, "coerce_one_of": True}
 """Options with which llguidance relaxes a schema."""
@@ -37,9 +38,13 @@ class Relaxed(NamedTuple):
     dropped: tuple[str, ...]
 
 
-def relax(schema: Schema) -> Relaxed:
-    """Remove what llguidance would reject from a schema."""
-    relaxation = _Relaxation(schema)
+def relax(schema: Schema, field: str = "") -> Relaxed:
+    """Remove what llguidance would reject from a schema.
+
+    `field`: field of the client's request with the schema. Raises UsageError for a pattern that is not a
+    regular expression.
+    """
+    relaxation = _Relaxation(schema, field)
     relaxed = relaxation.schema(schema)
     return Relaxed(relaxed, tuple(dict.fromkeys(relaxation.dropped)))
 
@@ -71,8 +76,9 @@ def _is_possible(schema: str) -> bool:
 class _Relaxation:
     """Relaxes one schema. `dropped` collects the removed keywords."""
 
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: Schema, field: str) -> None:
         self._root = root
+        self._field = field
         self._tag_of = dict(self._tagged(root))
         self.dropped: list[str] = []
 
@@ -108,13 +114,29 @@ class _Relaxation:
         return result
 
     def _pattern(self, pattern: Any) -> str | None:  # noqa: ANN401 - JSON
-        """Return the pattern as llguidance reads it, or None if it cannot."""
-        if isinstance(pattern, str):
+        """Return the pattern as llguidance reads it, or None if it cannot. Raises UsageError."""
+        if isinstance(pattern, str) and not is_part(pattern):
             for spelling in (pattern, plain_pattern(pattern)):
                 if _is_possible(json.dumps({"pattern": spelling})):
                     return spelling
+        self._check_pattern(pattern)
         self.dropped.append("pattern")
         return None
+
+    def _check_pattern(self, pattern: Any) -> None:  # noqa: ANN401 - JSON
+        """Raise UsageError for a pattern that is not a regular expression."""
+        if isinstance(pattern, str):
+            fault = pattern_fault(pattern)
+            shown = pattern
+        else:
+            fault = "it is not a string"
+            shown = json.dumps(pattern)
+        if fault:
+            details = {"field": self._field} if self._field else {}
+            raise UsageError(
+                f"the pattern {shown[:100]!r} of the JSON schema is not a regular expression: {fault}",
+                **details,
+            )
 
     def _tagged(self, value: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
         """Yield the references to alternatives of tagged unions, each with the tag."""
@@ -274,6 +296,8 @@ class _Relaxation:
                 json.dumps({"patternProperties": dict.fromkeys([*kept, pattern], True)})
             ):
                 kept[pattern] = inner
+            else:
+                self._check_pattern(pattern)
         if len(kept) < len(patterns):
             self.dropped.append("patternProperties")
             schema["patternProperties"] = kept

@@ -223,7 +223,7 @@ def answer_grammar(
 
 
 def _relaxed(tool: ToolSpec) -> ToolSpec:
-    schema, dropped = relax(tool.schema)
+    schema, dropped = relax(tool.schema, "tools")
     return tool._replace(schema=schema, dropped=dropped)
 
 

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from localchat.fit.memory_plan import CacheSpec, kv_layer_bytes, kv_types
-from localchat.model_files.architecture import (
-    ENCODERS,
-    RANK,
-    ModelShape,
-    model_shape,
-    pooling_of,
-)
+from localchat.model_files.architecture import ENCODERS, ModelShape, model_shape, pooling_of
 from localchat.model_files.gguf import Array, Header
 from localchat.model_files.projector import Projector, find_projector
 from localchat.units import size, tokens
@@ -37,10 +31,11 @@ _MIDDLE_TOKENS: Final = frozenset(
 )
 """Tokens that llama.cpp uses for the middle if the header names none."""
 
-Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding"]
+Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding", "rerank"]
 """Abilities that programs ask for. `embedding` excludes the others."""
 
 _EMBEDDING_CAN: Final = ("It gives embeddings: a vector of numbers for each text.",)
+_RERANK_CAN: Final = ("It scores texts for a query, at /v1/rerank.",)
 _READS_TEXT: Final = "It reads no images and hears no sound here."
 _EMBEDDING_CANNOT: Final = (
     _READS_TEXT,
@@ -69,7 +64,7 @@ class ModelDescription:
     templates: Mapping[str, str]
     """Chat templates by name, `default` first."""
     kv_bytes_per_token: int
-    """KV bytes of all layers in f16. 0 if the header does not show them: `fit` plans them."""
+    """KV bytes of all layers in f16."""
     kv_types: tuple[str, ...]
     state_bytes: int
     """State of recurrent layers per conversation."""
@@ -78,6 +73,8 @@ class ModelDescription:
     """Sentences about abilities."""
     cannot: tuple[str, ...]
     """Sentences about limits."""
+    attention: str = ""
+    """Kind of attention, with the ratio of heads."""
 
 
 def describe_gguf(header: Header) -> ModelDescription:
@@ -91,8 +88,9 @@ def describe_gguf(header: Header) -> ModelDescription:
         can = (*can, _reading(projector))
         cannot = tuple(sentence for sentence in cannot if sentence != _READS_TEXT)
     if pooling := pooling_of(header):
-        abilities = frozenset({"embedding"})
-        can = () if pooling == RANK else _EMBEDDING_CAN
+        ranks = pooling == "rank"
+        abilities = frozenset({"rerank" if ranks else "embedding"})
+        can = _RERANK_CAN if ranks else _EMBEDDING_CAN
         cannot = _EMBEDDING_CANNOT
         more = ()
         less = ()
@@ -111,6 +109,7 @@ def describe_gguf(header: Header) -> ModelDescription:
         abilities=abilities,
         can=(*can, *more),
         cannot=(*cannot, *less),
+        attention="" if header.architecture in ENCODERS else _attention(shape),
     )
 
 
@@ -124,6 +123,24 @@ def _reading(projector: Projector) -> str:
 def _bytes_per_token(shape: ModelShape) -> int:
     """Return the KV bytes of one token in f16. The cache also stores all tokens of sliding-window layers."""
     return sum(kv_layer_bytes(shape, CacheSpec(1, 1, 0)))
+
+
+def _attention(shape: ModelShape) -> str:
+    """Return the kind of attention with the ratio of heads. Empty if no layer attends."""
+    keys = sorted(layer.keys for layer in shape.layers if layer.keys)
+    if not keys or not shape.head_width or not shape.heads:
+        return ""
+    kv_heads = max(keys[len(keys) // 2] // shape.head_width, 1)
+    if kv_heads >= shape.heads:
+        kind = f"multi-head, {shape.heads} heads"
+    elif kv_heads == 1:
+        kind = f"multi-query, {shape.heads} heads on 1 KV head"
+    else:
+        kind = f"grouped-query, {shape.heads} heads on {kv_heads} KV heads"
+    sliding = sum(layer.sliding for layer in shape.layers)
+    if sliding:
+        return f"{kind}, {sliding} of {len(shape.layers)} layers slide"
+    return kind
 
 
 def _text(header: Header, key: str) -> str:

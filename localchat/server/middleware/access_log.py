@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localchat.engine.attached.protocol import PREFIX
 from localchat.sanitize import sanitize_line
+from localchat.server.fields import HEADER, IGNORED, header_value
 from localchat.server.paths import is_anthropic, normalize_path
 from localchat.server.tracker import TrackedRequest
 
@@ -47,6 +48,8 @@ class AccessLogMiddleware:
                     (b"x-request-id", id_.encode()),
                     (b"x-content-type-options", b"nosniff"),
                 ]
+                if ignored := inner.get(IGNORED):
+                    message["headers"].append((HEADER, header_value(ignored)))
                 if is_anthropic(inner):
                     message["headers"].append((b"request-id", id_.encode()))
             await send(message)
@@ -61,6 +64,8 @@ class AccessLogMiddleware:
             line = [id_, scope["method"], scope["path"][:_MAX_LOGGED], str(status)]
             if tracked is not None:
                 line += _request_fields(tracked)
+            if ignored := inner.get(IGNORED):
+                line.append(f"ignored={header_value(ignored).decode().replace(' ', '')}")
             line.append(f"took_ms={(time.perf_counter() - started_s) * 1000:.0f}")
             line.append(f'ua="{Headers(scope=scope).get("user-agent", "")[:_MAX_LOGGED]}"')
             # `localchat ps` and attached prompts ask often, and their answers are of no interest.

@@ -266,7 +266,7 @@ def _with_origin(send: Send, origin: str | None) -> Send:
                 (b"access-control-allow-origin", origin.encode()),
                 (
                     b"access-control-expose-headers",
-                    b"x-request-id, retry-after, x-localchat-schema-relaxed",
+                    b"x-request-id, retry-after, x-localchat-schema-relaxed, x-localchat-ignored",
                 ),
                 (b"vary", b"Origin"),
             ]

@@ -28,6 +28,7 @@ from localchat.server.chat.media import translate
 from localchat.server.chat.request import engine_request
 from localchat.server.chat.template_variants import template_variants
 from localchat.server.errors import ApiError
+from localchat.server.fields import note_ignored
 from localchat.server.generation import (
     Generation,
     GenerationSpec,
@@ -69,6 +70,7 @@ async def responses(request: Request) -> ASGIApp:
     config = service.config
     body = await read_json(request, ResponsesBody, config.limits, with_media=True)
     translated = await translate(request, lambda media: as_chat(body, media))
+    note_ignored(request.scope, translated.ignored)
     check_mcp_tools(translated.mcp, service.mcp.names)
     try:
         prompt = engine_request(translated.chat, config.limits, client_of(request))

@@ -59,6 +59,7 @@ class ResponsesChat(NamedTuple):
     tool_names: Mapping[str, ToolName]
     """The client's names of its tools, by the names that the model sees."""
     mcp: McpRequest
+    ignored: tuple[str, ...] = ()
     """Types of tools that are left out."""
 
 
@@ -112,7 +113,7 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
     )
     names = {name.model_name: name for _, name in tools}
     mcp = McpRequest(tuple(servers), frozenset(conversation.listed), required)
-    return ResponsesChat(chat, names, mcp)
+    return ResponsesChat(chat, names, mcp, _ignored_tools(body.tools or ()))
 
 
 def with_own_field_names(error: ApiError) -> ApiError:
@@ -284,6 +285,14 @@ def _tools(
                 named for inner in tool.tools or () for named in _tools(index, inner, name_space)
             ]
     return []
+
+
+def _ignored_tools(tools: Sequence[ResponsesTool]) -> tuple[str, ...]:
+    """Return the types of tools that do not run here, as names of fields."""
+    namespaces = [tool for tool in tools if tool.type == "namespace"]
+    inner = [tool for namespace in namespaces for tool in namespace.tools or ()]
+    names = [f"tools.{tool.type}" for tool in (*tools, *inner) if tool.type not in _CALLABLE]
+    return tuple(dict.fromkeys(names))
 
 
 def _tool_choice(

@@ -5,7 +5,7 @@ import multiprocessing
 import pytest
 import torch
 
-from localchat_cuda.kernels.all_reduce import Inbox, all_reduce
+from localchat_cuda.kernels.all_reduce import PeerMemory, all_reduce
 
 RANKS = 2
 ROOM = 4 * 200
@@ -19,12 +19,12 @@ def shared(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return zeros
 
 
-def inboxes() -> list[Inbox]:
+def inboxes() -> list[PeerMemory]:
     words = [shared(2, RANKS, ROOM, dtype=torch.int64) for _ in range(RANKS)]
     # A forked process has shared memory at the same addresses.
     addresses = torch.tensor([w.data_ptr() for w in words])
-    counts = (torch.zeros(Inbox.programs(ROOM), dtype=torch.int32) for _ in range(RANKS))
-    return [Inbox(w, addresses, c) for w, c in zip(words, counts, strict=True)]
+    counts = (torch.zeros(PeerMemory.programs(ROOM), dtype=torch.int32) for _ in range(RANKS))
+    return [PeerMemory(w, addresses, c) for w, c in zip(words, counts, strict=True)]
 
 
 def partial_sums(rank: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -32,7 +32,7 @@ def partial_sums(rank: int, dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=draw).to(dtype) for shape in SHAPES]
 
 
-def run(rank: int, inbox: Inbox, dtype: torch.dtype, out: torch.Tensor) -> None:
+def run(rank: int, inbox: PeerMemory, dtype: torch.dtype, out: torch.Tensor) -> None:
     torch.set_num_threads(1)
     for place, y in zip(out, partial_sums(rank, dtype), strict=True):
         place[: y[0].numel()] = all_reduce(y, inbox, rank).flatten()

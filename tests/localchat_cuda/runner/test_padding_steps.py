@@ -98,9 +98,9 @@ def test_a_step_has_drafts_only_where_a_graph_holds_it(
 
     monkeypatch.setattr(runner, "launch", launch_and_look)
     loop = TinyLoop(runner)
-    asked = request(tokens_of(7, 6) * 12, max_tokens=60, speculation=True, **changes)
+    asked = request(tokens_of(7, 6) * 12, max_tokens=150, speculation=True, **changes)
     drafted = [0]
-    for _ in range(3):  # `choices` takes two pauses
+    for _ in range(4):  # `choices` takes several pauses
         loop.say(asked)
         drafted.append(loop.core.stats().drafted)
         graphs.eager.clear()

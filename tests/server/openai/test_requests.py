@@ -282,7 +282,7 @@ def test_fields_of_vllm_and_llamacpp_continue_the_last_message(
 ) -> None:
     begun = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "It is"}]
     reply = chat(stage, messages=begun, **fields)
-    assert reply.status == 200
+    assert reply.status == 200 and "x-localchat-ignored" not in reply.headers
     assert conversation(stage).continue_last is is_continued
 
 

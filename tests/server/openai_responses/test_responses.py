@@ -282,10 +282,11 @@ def test_a_role_that_is_not_known_is_refused_by_its_place_in_the_input(stage: St
     assert (reply.status, reply.error["param"]) == (400, "input[1].role")
 
 
-def test_a_custom_tool_is_left_out(stage: Stage) -> None:
+def test_a_custom_tool_is_left_out_and_named(stage: Stage) -> None:
     custom = {"type": "custom", "name": "patch", "format": {"type": "text"}}
-    assert respond(stage, tools=[TOOL, custom]).status == 200
+    reply = respond(stage, tools=[TOOL, custom])
     assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["look"]
+    assert reply.headers["x-localchat-ignored"] == "tools.custom"
 
 
 def test_instructions_alone_can_be_answered(stage: Stage) -> None:
