@@ -189,14 +189,14 @@ class Program:
         rows = self.text.rpartition(_COMPOSER)[0].split("\n")[:-1]
         return next((n for n, row in enumerate(reversed(rows)) if row), len(rows))
 
-    def lost(self, stored: str) -> tuple[float, int]:
+    def lost(self, stored: str, *, killed: bool = False) -> tuple[float, int]:
         """How long before the last look the first letter was seen that is not `stored`, in seconds (0: all of
         them are), and how many letters are missing. Fails where the two are not the same text. A look at
-        Markdown that is half written is passed over."""
+        Markdown that is half written is passed over, and that of a `killed` screen stays so."""
         kept = letters(stored)
         last_s, last = self._samples[-1]
         seen = [one for one in self._samples if one[1] and _agree(one[1], kept)]
-        late = not seen or last_s - seen[-1][0] > _HALF_WRITTEN_S
+        late = not seen or (not killed and last_s - seen[-1][0] > _HALF_WRITTEN_S)
         assert not late, f"{last!r} is on the screen, and kept is {kept!r}"
         first_s = next((moment for moment, text in seen if len(text) > len(kept)), last_s)
         longest = max(len(text) for _, text in seen)

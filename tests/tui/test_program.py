@@ -213,7 +213,7 @@ def test_a_killed_screen_keeps_the_question_and_what_had_come(
     assert begun or at_once
     if begun:
         assert path[1].state == "open"
-        program.lost(path[1].message.content)  # what is there is what was seen
+        program.lost(path[1].message.content, killed=True)  # what is there is what was seen
     again = start("-c")
     again.see(LONG[:40])
     again.see("interrupted" if begun else "")
