@@ -13,7 +13,7 @@ MAX_PIXELS: Final = 50_000_000
 MAX_SIDE_RATIO: Final = 200
 """Ratio of the longer to the shorter side. Image encoders reject more."""
 MIN_AUDIO_S: Final = 0.1
-"""llama.cpp aborts on a single sample, and reads past the end of less than a window."""
+"""Shortest recording. llama.cpp aborts on a sample, or reads past the end of a short one."""
 MAX_AUDIO_S: Final = 1800
 """Seconds of a recording. At 16 kHz, half an hour has 115 MB."""
 MAX_CHANNELS: Final = 8

@@ -24,7 +24,7 @@ _NUMBERS = 128
 
 
 class PeerMemory(NamedTuple):
-    """Memory of one rank for the sums of all ranks, and the addresses of the inboxes of all."""
+    """Inbox of one rank, and the addresses of all inboxes."""
 
     words: torch.Tensor
     """int64 [2, R, E] for the largest E, which all GPUs map. Zeros before the first sum."""
@@ -35,7 +35,7 @@ class PeerMemory(NamedTuple):
 
     @staticmethod
     def programs(numbers: int) -> int:
-        """Return the size of `counts` for results of at most so many numbers."""
+        """Return the size of `counts` for results of up to `numbers` numbers."""
         return -(-numbers // _NUMBERS)
 
 
@@ -66,47 +66,47 @@ def _all_reduce_kernel(
         own += part.to(tl.float32)
     box = (count & 1) * half
     room = half // RANKS
-    word = own.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    word |= count.to(tl.int64) << 32
+    message = own.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    message |= count.to(tl.int64) << 32
     for other in tl.static_range(RANKS):
         if other != RANK:
             inbox = tl.load(addresses + other).to(tl.pointer_type(tl.int64))
             # Written through to the other GPU at once.
-            tl.store(inbox + box + RANK * room + i, word, mask=inside, cache_modifier=".wt")
+            tl.store(inbox + box + RANK * room + i, message, mask=inside, cache_modifier=".wt")
     total = tl.zeros((NUMBERS,), tl.float32)
     for other in tl.static_range(RANKS):
         if other == RANK:
             total += own
         else:
-            place = words + box + other * room + i
+            slot = words + box + other * room + i
             # Triton 3.6 cannot compile a loop that hands on a block of numbers.
             missing = 1
             while missing > 0:
-                word = tl.load(place, mask=inside, other=0, volatile=True)
-                late = inside & ((word >> 32).to(tl.int32) != count)
+                message = tl.load(slot, mask=inside, other=0, volatile=True)
+                late = inside & ((message >> 32).to(tl.int32) != count)
                 missing = tl.sum(late.to(tl.int32), 0)
-            word = tl.load(place, mask=inside, other=0, volatile=True)
-            total += word.to(tl.int32).to(tl.float32, bitcast=True)
+            message = tl.load(slot, mask=inside, other=0, volatile=True)
+            total += message.to(tl.int32).to(tl.float32, bitcast=True)
     tl.store(out + i, total, mask=inside)
     tl.store(counts + program, count)
 
 
-def all_reduce(y: torch.Tensor, inbox: PeerMemory, rank: int) -> torch.Tensor:
+def all_reduce(y: torch.Tensor, peers: PeerMemory, rank: int) -> torch.Tensor:
     """Return the sum of the partial sums y [S, P, N] of all ranks: fp32 [1, P, N].
 
     y: fp32, fp16 or bf16. All ranks call this together, with as many rows and columns, on one stream each.
-    ValueError: P * N is more than the inbox has room for."""
+    ValueError: P * N is more than the memory has room for."""
     splits, rows, columns = y.shape
     device = y.device
     require("y", y, (None, None, None), (torch.float32, torch.float16, torch.bfloat16), device)
-    _, ranks, most = inbox.words.shape
+    _, ranks, most = peers.words.shape
     numbers = rows * columns
     if numbers > most:
         raise ValueError(f"y: at most {most} numbers wanted, {numbers} given")
     out = torch.empty(1, rows, columns, device=device)
     gpu = traits(device)
     KernelLaunch(_all_reduce_kernel, (PeerMemory.programs(numbers),), gpu, warps=1).run(
-        *(y, out, inbox.words, inbox.addresses, inbox.counts, numbers, ranks * most),
+        *(y, out, peers.words, peers.addresses, peers.counts, numbers, ranks * most),
         S=splits,
         RANK=rank,
         RANKS=ranks,

@@ -16,9 +16,7 @@ class Collective(Protocol):
     ranks: int
 
     def add_up(self, y: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the ranks' partial sums y [S, P, N]: contiguous [1, P, N].
-
-        In fp32, or in the dtype of y if S is 1. May overwrite y."""
+        """Return the sum of the ranks' partial sums y [S, P, N]: fp32 [1, P, N], contiguous."""
         ...
 
     def join_columns(self, x: torch.Tensor) -> torch.Tensor:

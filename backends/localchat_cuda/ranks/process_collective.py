@@ -16,7 +16,7 @@ from localchat_cuda.kernels.all_reduce import PeerMemory, all_reduce
 
 _TIMEOUT = timedelta(minutes=10)
 """Limit of one operation. Prompts take seconds, and workers.py notices earlier that a rank ended."""
-_INBOX_ROWS = 128
+_PEER_ROWS = 128
 """Rows that the kernel adds up. NCCL is faster for more."""
 # The name of the older function is deprecated since torch 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -43,17 +43,17 @@ class ProcessCollective:
             timeout=_TIMEOUT,
             device_id=device if self._gpu else None,
         )
-        self._room = _INBOX_ROWS * columns
-        self._inbox: PeerMemory | None = None
+        self._room = _PEER_ROWS * columns
+        self._peers: PeerMemory | None = None
         if self._gpu:
-            self._inbox = _try_inbox(rank, ranks, self._room, device)
+            self._peers = _try_peer_memory(rank, ranks, self._room, device)
 
     def add_up(self, y: torch.Tensor) -> torch.Tensor:
-        splits, rows, columns = y.shape
-        if self._inbox is not None and rows * columns <= self._room:
-            return all_reduce(y.contiguous(), self._inbox, self.rank)
-        # A product of many rows has one split. Its 16 bits stay, because they are half of what is sent.
-        total = y if splits == 1 else y.sum(0, keepdim=True, dtype=torch.float32)
+        _, rows, columns = y.shape
+        if self._peers is not None and rows * columns <= self._room:
+            return all_reduce(y.contiguous(), self._peers, self.rank)
+        # Sums of fp16 may be beyond its range.
+        total = y.sum(0, keepdim=True, dtype=torch.float32)
         dist.all_reduce(total)
         return total
 
@@ -73,25 +73,27 @@ class ProcessCollective:
             dist.destroy_process_group()
 
 
-def _try_inbox(rank: int, ranks: int, numbers: int, device: torch.device) -> PeerMemory | None:
-    """Return the inbox of this rank, tried once. None if any GPU has no access to another's memory.
+def _try_peer_memory(
+    rank: int, ranks: int, numbers: int, device: torch.device
+) -> PeerMemory | None:
+    """Return memory that the ranks share, tried once. None if any GPU cannot map another's.
 
     `numbers`: of the largest sum. All ranks get the same answer."""
-    inbox: PeerMemory | None = None
+    peers: PeerMemory | None = None
     with contextlib.suppress(RuntimeError, ImportError, AttributeError):
-        inbox = _connected(ranks, numbers, device)
-    works = torch.tensor([inbox is not None], dtype=torch.int32, device=device)
+        peers = _map_peers(ranks, numbers, device)
+    works = torch.tensor([peers is not None], dtype=torch.int32, device=device)
     # No rank writes into an inbox before all are zero.
     dist.all_reduce(works, dist.ReduceOp.MIN)
-    if inbox is None or not works.item():
+    if peers is None or not works.item():
         return None
-    # The kernel is compiled here, and not inside a step.
-    all_reduce(torch.zeros(1, 1, 1, device=device), inbox, rank)
+    # An error of the kernel belongs here, and not inside a step.
+    all_reduce(torch.zeros(1, 1, 1, device=device), peers, rank)
     torch.cuda.synchronize(device)
-    return inbox
+    return peers
 
 
-def _connected(ranks: int, numbers: int, device: torch.device) -> PeerMemory:
+def _map_peers(ranks: int, numbers: int, device: torch.device) -> PeerMemory:
     """Allocate an inbox, and map those of the other ranks. RuntimeError: the GPUs cannot."""
     # This module is the public interface to such memory, in spite of its name.
     from torch.distributed import _symmetric_memory as symmetric

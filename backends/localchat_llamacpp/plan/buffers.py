@@ -195,7 +195,7 @@ _AUDIO_FRAMES = 1500
 
 
 def encoder_compute_bytes(encoder: Projector) -> int:
-    """Return the buffers with which a projector encodes its largest picture and half a minute of sound.
+    """Return a projector's buffers for its largest picture and half a minute of sound.
 
     Measured with tiny models in xllamacpp 2026.10: seven vectors a patch, or the two sides of a wide layer.
     """

@@ -201,14 +201,16 @@ def _question_hint(app: AppContext, name: str) -> str:
 
 
 def _skipped(summary: "Summary") -> str:
-    """Return a text such as `; skipped 1 file, which is a binary file`, or an empty string."""
+    """Return `; skipped 1 file, which is a binary file`, or an empty string."""
     if not summary.skipped:
         return ""
     files = counted(sum(summary.skipped.values()), "file")
     if len(summary.skipped) == 1:
         [(reason, count)] = summary.skipped.items()
-        each = "which" if count == 1 else "each of which"
-        return f"; skipped {files}, {each} {reason}"
+        pronoun = "each of which"
+        if count == 1:
+            pronoun = "which"
+        return f"; skipped {files}, {pronoun} {reason}"
     reasons = [f"{count:,} ({reason})" for reason, count in summary.skipped.items()]
     return f"; skipped {files}: {', '.join(reasons)}"
 
