@@ -204,7 +204,6 @@ class InputProcessor:
             else:
                 sequence.grammar_matcher = self._grammars.grammar_matcher(
                     grammar,
-                    room=max_tokens,
                     ignore_ends=request.ignore_eos,
                     min_tokens=request.min_tokens,
                 )
@@ -217,7 +216,7 @@ class InputProcessor:
     def _usable(self, grammar: GrammarSpec) -> GrammarSpec | None:
         """Return an optional grammar, or None with a notice if it cannot be compiled."""
         try:
-            self._grammars.grammar_matcher(grammar, room=self._context)
+            self._grammars.grammar_matcher(grammar)
         except UsageError as problem:
             self._warn_once(
                 (f"The arguments of tools are not bound by a grammar: {problem.message}.",)
