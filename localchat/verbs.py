@@ -47,7 +47,6 @@ VERBS: Final = {
         Verb(
             "quality", "measure", "Compare the answers of models, quantizations and KV cache types."
         ),
-        Verb("plan", "measure", "Estimate how many users a model can serve, and at what cost."),
         Verb("serve", "serving", "Serve models over the OpenAI, Anthropic and Ollama APIs."),
         Verb("launch", "serving", "Start a coding agent on a model of this machine."),
         Verb("acp", "serving", "Be the agent of an editor, over the Agent Client Protocol."),
@@ -92,7 +91,7 @@ OTHER_WORDS: Final = (
         ("perf", "tune", "optimize"), "localchat bench NAME --vary threads=4,8 compares settings"
     ),
     OtherWord(("convert", "compress"), "localchat quantize NAME --type Q4_K_M"),
-    OtherWord(("capacity",), "localchat plan NAME --users N"),
+    OtherWord(("capacity", "plan"), "localchat bench NAME"),
     OtherWord(("diagnose",), "localchat doctor"),
     OtherWord(("check",), "localchat doctor, or localchat fit NAME"),
     OtherWord(("status",), "localchat ps, or localchat doctor", "/stats"),

@@ -113,6 +113,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "chat.search": "screen.history (Ctrl+R) searches all conversations",
     "head_int8": "the exact output head is as fast",
     "presets": "`config set system TEXT --for MODEL` and shell aliases do the same",
+    "prices": "`localchat bench MODEL --machine-hour PRICE` takes the price",
     "routes": "a request always goes to the one model that it names",
 }
 """Settings, key actions and sections of earlier releases, with the reason of their removal."""

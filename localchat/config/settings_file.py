@@ -12,12 +12,9 @@
     [remotes.box]
     url = "http://10.0.0.5:8000"
 
-    [prices]
-    machine_hour = 2.50
-
 The section of a model overrides `[defaults]`. `[keys]` rebinds keys of the terminal UI, which checks their
-names (tui/keymap.py). `[remotes]` names engines on other machines (remotes.py). `[prices]` are those of
-machines and hosted APIs (prices.py). `[mcp]` are servers of tools (mcp_servers.py).
+names (tui/keymap.py). `[remotes]` names engines on other machines (remotes.py). `[mcp]` are servers of tools
+(mcp_servers.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +29,6 @@ from localchat.config.mcp_servers import (
     check_server_name,
     read_mcp_servers,
 )
-from localchat.config.prices import Prices, read_prices
 from localchat.config.remotes import Remote, find_remote, read_remotes
 from localchat.config.settings import REMOVED, Given, check_key, convert
 from localchat.errors import LocalchatError, UsageError, reason
@@ -40,11 +36,11 @@ from localchat.errors import LocalchatError, UsageError, reason
 _SECTIONS = (
     'settings belong under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
     "[keys]; engines on other machines under [remotes.NAME]; "
-    "prices under [prices]; MCP servers under [mcp.NAME]"
+    "MCP servers under [mcp.NAME]"
 )
 
 
-_SECTION_NAMES = ("defaults", "models", "keys", "remotes", "presets", "prices", "mcp")
+_SECTION_NAMES = ("defaults", "models", "keys", "remotes", "presets", "mcp")
 
 
 class SettingsFile(msgspec.Struct, frozen=True):
@@ -55,7 +51,6 @@ class SettingsFile(msgspec.Struct, frozen=True):
     models: Mapping[str, Mapping[str, object]]
     keys: Mapping[str, str] = msgspec.field(default_factory=dict)
     remotes: Mapping[str, Remote] = msgspec.field(default_factory=dict)
-    prices: Prices = msgspec.field(default_factory=Prices)
     mcp_servers: Mapping[str, McpServer] = msgspec.field(default_factory=dict)
     removed: tuple[str, ...] = ()
     """Keys of earlier releases that the file still has. They have no effect."""
@@ -101,7 +96,6 @@ def read_settings(path: Path) -> SettingsFile:
         {name: _section(path, _heading(name), section) for name, section in models.items()},
         _keys(path, table.get("keys", {})),
         read_remotes(path, table.get("remotes", {})),
-        read_prices(path, table.get("prices", {})),
         read_mcp_servers(path, table.get("mcp", {})),
         removed,
     )

@@ -29,6 +29,10 @@ _SHORT_SHARE: Final = 0.9
 """Share of the requested length below which short answers are reported."""
 _GOOD_SHARE: Final = 0.99
 """Share of the requests that must meet a target."""
+_PLANNED_GOOD_SHARE: Final = 0.95
+_PLANNED_SHARE: Final = 0.8
+"""Planned load as a share of the measured one, which leaves headroom."""
+_HOUR_S: Final = 3600
 
 
 class ReportTable(NamedTuple):
@@ -121,6 +125,7 @@ def sentences(record: BenchRecord, series: list[Point]) -> Iterator[str]:
             yield f"Still rising at {counted(last, 'client')}, the last measured."
     yield from _rate_sentences(series)
     yield from _disruption_sentences(series)
+    yield from _capacity_sentences(record, series)
     yield from limit_sentences(record, series)
     output_tokens = _shape(record, series[0].key).output_tokens
     answer_tokens = min(point.figures.completion_tokens for point in series)
@@ -173,6 +178,31 @@ def _disruption_sentences(series: Sequence[Point]) -> Iterator[str]:
             f"{_number(disturbed.high)} ms ({_number(calm.high)} before). The prompts wait "
             f"{_number(disruption.burst_ttft_ms.p50)} ms for their first token."
         )
+
+
+def _capacity_sentences(record: BenchRecord, series: Sequence[Point]) -> Iterator[str]:
+    """Say how many people the measured loads can serve, and what their tokens cost."""
+    if any(point.figures.disruption is not None for point in series):
+        return
+    good_shares = [point.figures.good_share for point in series]
+    shares = [1.0 if share is None else share for share in good_shares]
+    fitting = [
+        point for point, share in zip(series, shares, strict=True) if share >= _PLANNED_GOOD_SHARE
+    ]
+    if not fitting:
+        yield "No measured load meets the target: 5 of 100 requests are slower, or more."
+        return
+    best = max(fitting, key=lambda point: point.figures.requests_per_s)
+    requests_per_s = _PLANNED_SHARE * best.figures.requests_per_s
+    within = " within the target" if record.spec.target else ""
+    yield (
+        f"With a fifth of headroom it serves {60 * requests_per_s:,.0f} people who ask once a minute{within}: "
+        f"{best.key.load} got {best.figures.requests_per_s:.2f} answers a second."
+    )
+    if record.spec.machine_hour is not None and requests_per_s:
+        length = best.figures.prompt_tokens + best.figures.completion_tokens
+        million = record.spec.machine_hour / (_HOUR_S * requests_per_s * length) * 1e6
+        yield f"A million tokens, in and out, cost {million:,.2f} at that load."
 
 
 def limit_sentences(record: BenchRecord, series: Sequence[Point]) -> Iterator[str]:

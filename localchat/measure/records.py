@@ -1,6 +1,6 @@
 """Results of benchmarks and quality tests: machine, models, settings and all measured figures.
 
-The field names are the keys of `--json`, and of stored benchmarks.
+The field names are the keys of `--json`.
 """
 
 import datetime
@@ -17,7 +17,7 @@ from localchat.measure.variants import BenchVariant
 
 
 def now() -> str:
-    """Return the local time in ISO 8601, as records store it."""
+    """Return the local time in ISO 8601."""
     return datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="seconds")
 
 
@@ -51,8 +51,6 @@ class MeasureRecord(msgspec.Struct, frozen=True, kw_only=True):
 class BenchRecord(MeasureRecord, frozen=True, kw_only=True):
     """Result of a benchmark."""
 
-    id: int = 0
-    """Number on this machine; 0 if the record is not stored."""
     spec: SweepSpec
     served: tuple[ServedVariant, ...]
     points: tuple[Point, ...]
@@ -65,11 +63,6 @@ class BenchRecord(MeasureRecord, frozen=True, kw_only=True):
     def disturbed(self) -> bool:
         """True if other programs used much of the CPU."""
         return self.others_share >= BUSY_SHARE
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Models in the order of measurement."""
-        return tuple(dict.fromkeys(served.variant.model for served in self.served))
 
 
 class PerplexityFigures(msgspec.Struct, frozen=True):

@@ -45,18 +45,13 @@ class LatencyTarget(msgspec.Struct, frozen=True, omit_defaults=True):
     def __bool__(self) -> bool:
         return self.ttft_ms is not None or self.tpot_ms is not None
 
-    def is_met(self, ttft_ms: float, tpot_ms: float | None) -> bool:
-        """Return True if both times are within the limits. A missing time counts as met."""
-        slow_start = self.ttft_ms is not None and ttft_ms > self.ttft_ms
-        slow = self.tpot_ms is not None and tpot_ms is not None and tpot_ms > self.tpot_ms
-        return not slow_start and not slow
-
     def is_met_by(self, sample: RequestSample) -> bool:
-        """Return True if a request met the target."""
-        tpot_ms = None
-        if sample.tpot_s is not None:
-            tpot_ms = sample.tpot_s * 1e3
-        return self.is_met(sample.ttft_s * 1e3, tpot_ms)
+        """Return True if a request met the target. A missing time counts as met."""
+        if self.ttft_ms is not None and sample.ttft_s * 1e3 > self.ttft_ms:
+            return False
+        if self.tpot_ms is None or sample.tpot_s is None:
+            return True
+        return sample.tpot_s * 1e3 <= self.tpot_ms
 
 
 class DisruptionFigures(msgspec.Struct, frozen=True):

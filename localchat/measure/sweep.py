@@ -146,6 +146,8 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     rates: tuple[float, ...] = ()
     """Requests per second of an open loop; empty for clients."""
+    machine_hour: float | None = None
+    """Price of the machine for an hour. None: unknown."""
 
     def levels(self, shape: Shape) -> list[int]:
         """Return the numbers of clients, rising."""

@@ -82,7 +82,7 @@ QUESTIONS: Final = (
     ShellQuestion("Does it fit?", ("fit MODEL",)),
     ShellQuestion("Which quantization should I take?", ("fit MODEL", "quality A B")),
     ShellQuestion("Is the smaller one still good?", ("quality A B",)),
-    ShellQuestion("How many users can it serve?", ("bench MODEL", "plan MODEL --users N")),
+    ShellQuestion("How many users can it serve?", ("bench MODEL",)),
     ShellQuestion("Why is it slow?", ("doctor", "bench MODEL")),
     ShellQuestion("Is my build good?", ("doctor",)),
 )

@@ -129,7 +129,7 @@ def _compare(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     batches, benches = [], []
     for number in range(asked.rounds):
         bench = ["bench", asked.model, "--shape", asked.shape, "--clients", asked.clients]
-        report = json.loads(_output([*bench, "--no-keep", "--quiet", *common]))
+        report = json.loads(_output([*bench, "--quiet", *common]))
         benches.append(_best(report))
         source, target = folder / f"in{number}.jsonl", folder / f"out{number}.jsonl"
         words = scale.words(prompt_tokens)

@@ -172,7 +172,7 @@ async def _point(url: str, clients: int, asked: argparse.Namespace) -> dict[str,
         "--shape": asked.shape, "--clients": clients, "--requests": asked.requests,
         "--ttft": f"{asked.ttft}ms", "--tpot": f"{asked.tpot}ms",
     }  # fmt: skip
-    command = ["-m", "localchat", "bench", f"http://127.0.0.1:{port}", "--no-keep", "--json", "-q"]
+    command = ["-m", "localchat", "bench", f"http://127.0.0.1:{port}", "--json", "-q"]
     command += [str(word) for pair in flags.items() for word in pair]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, stdout=asyncio.subprocess.PIPE, limit=1 << 24

@@ -92,7 +92,7 @@ def peak_bytes(command: list[str]) -> int:
 def losses(source: Path, models: list[Path], windows: int) -> list[dict[str, Any]]:
     """Return what `quality` measures for the source and each model."""
     command = [sys.executable, "-m", "localchat", "quality", *map(str, (source, *models))]
-    options = ["--only", "text", "--windows", str(windows), "--no-keep", "--json", "--quiet"]
+    options = ["--only", "text", "--windows", str(windows), "--json", "--quiet"]
     done = subprocess.run([*command, *options], stdout=subprocess.PIPE, check=True)
     measured: list[dict[str, Any]] = json.loads(done.stdout)["measured"]
     return measured

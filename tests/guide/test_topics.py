@@ -133,7 +133,7 @@ def test_what_the_guide_takes_for_a_neighbour_is_answered_by_the_topic(
         ("how do i compare two models", "localchat quality"),
         ("which of the two is faster", "localchat bench"),
         ("why is it slow", "localchat bench"),
-        ("how many users", "localchat plan"),
+        ("how many users", "localchat bench"),
         ("is my build good", "localchat doctor"),
     ],
 )

@@ -25,7 +25,7 @@ def test_a_table_shows_only_what_was_told() -> None:
 
 def test_the_saturation_is_named() -> None:
     line = [point(100, 1), point(190, 2), point(192, 4)]
-    (said,) = sentences(record(*line), line)
+    said, *_ = sentences(record(*line), line)
     assert said.startswith("Saturated from 2 clients on: 192.0 tok/s")
     rising = [point(100, 1), point(190, 2)]
     assert "--max-clients 8" in next(sentences(record(*rising), rising))
@@ -34,7 +34,30 @@ def test_the_saturation_is_named() -> None:
 def test_answers_that_end_early_are_pointed_out() -> None:
     figures = msgspec.structs.replace(point(100).figures, completion_tokens=30.0)
     line = [msgspec.structs.replace(point(100), figures=figures)]
-    assert "30 of 200 tokens" in next(sentences(record(*line), line))
+    assert "30 of 200 tokens" in " ".join(sentences(record(*line), line))
+
+
+def test_people_are_served_by_the_largest_load_within_the_target() -> None:
+    """0.4, 0.75 and 0.8 answers per second, of which some meet the target."""
+
+    def said(*shares: float | None, price: float | None = None) -> str:
+        line = [
+            msgspec.structs.replace(
+                measured, figures=msgspec.structs.replace(measured.figures, good_share=share)
+            )
+            for measured, share in zip(
+                (point(80, 1), point(150, 2), point(160, 4)), shares, strict=True
+            )
+        ]
+        whole = record(*line)
+        spec = msgspec.structs.replace(whole.spec, machine_hour=price)
+        return " ".join(sentences(msgspec.structs.replace(whole, spec=spec), line))
+
+    assert "serves 38 people who ask once a minute: 4 clients got 0.80" in said(None, None, None)
+    assert "serves 36 people who ask once a minute: 2 clients got 0.75" in said(1.0, 0.95, 0.94)
+    assert "No measured load meets the target" in said(0.9, 0.5, 0.0)
+    # 0.64 answers of 400 tokens per second.
+    assert "A million tokens, in and out, cost 3.91 at" in said(None, None, None, price=3.6)
 
 
 def test_variants_are_set_beside_the_first() -> None:

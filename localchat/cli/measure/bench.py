@@ -115,7 +115,10 @@ _MAX_CLIENTS: Final = 4096
 )
 @load_flags
 @click.option(
-    "--keep/--no-keep", default=True, help="Store the result for localchat plan. Default: on."
+    "--machine-hour",
+    type=FiniteRange(0),
+    metavar="PRICE",
+    help="Price of the machine for an hour, for the cost of a million tokens.",
 )
 @json_option
 @quiet_option
@@ -127,17 +130,10 @@ def command(ctx: click.Context, /, **_: object) -> int:
     http://127.0.0.1:8114; or remote:NAME of the settings. Several models are measured in turns. Clients send
     request after request over HTTP. Their number rises until more clients add no throughput. With --rate,
     requests arrive at random, whether or not earlier ones were answered. The shape disruption lets streams
-    decode, and shows what a burst of long prompts does to them. Ctrl+C stops the benchmark and stores the
-    results so far.
+    decode, and shows what a burst of long prompts does to them. Below the table stands how many people can use
+    the model within --ttft and --tpot. Ctrl+C stops the benchmark and prints the results so far.
     """
-    from localchat.config.paths import find_paths
-    from localchat.measure.store import BenchStore
-
-    store = BenchStore(find_paths(app_context(ctx).environ).data_dir)
-    keep = None
-    if ctx.params["keep"]:
-        keep = store.add
-    return measure_command(ctx, lambda: _measure(ctx), record_lines, keep)
+    return measure_command(ctx, lambda: _measure(ctx), record_lines)
 
 
 def _measure(ctx: click.Context) -> "MeasuredResult[BenchRecord]":
@@ -225,6 +221,7 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
         ),
         temperature=options["temperature"],
         rates=rates,
+        machine_hour=options["machine_hour"],
     )
 
 
@@ -244,15 +241,9 @@ def record_lines(record: "BenchRecord", width: int | None) -> Iterator[str]:
             f"Other programs used {record.others_share:.0%} of the CPU: expect better figures without "
             "them."
         )
-    stored = "Not stored"
-    if record.id:
-        stored = f"Stored as number {record.id}"
     if not record.complete:
-        stored += ", interrupted"
-    yield (
-        f"{stored}; times are p50/p95/p99, p50/p95/max below 100 values, "
-        "median [minimum-maximum] below 20."
-    )
+        yield "The benchmark was interrupted."
+    yield "Times are p50/p95/p99, p50/p95/max below 100 values, median [minimum-maximum] below 20."
 
 
 def _series_lines(record: "BenchRecord", series: "list[Point]", width: int | None) -> Iterator[str]:

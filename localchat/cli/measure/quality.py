@@ -112,16 +112,16 @@ def command(ctx: click.Context, /, **_: object) -> int:
     MODEL is a model of this machine. --vary kv-type=f16,q8_0 compares settings of one model in the same way.
     """
     svg: Path | None = ctx.params["svg"]
-    keep = None
+    draw = None
     if svg is not None:
         if not svg.absolute().parent.is_dir():
             raise UsageError(f"--svg: there is no folder {svg.absolute().parent}")
-        keep = partial(_draw, svg)
-    return measure_command(ctx, lambda: _measure(ctx), _record_lines, keep)
+        draw = partial(_draw, svg)
+    return measure_command(ctx, lambda: _measure(ctx), _record_lines, draw)
 
 
-def _draw(path: Path, record: "QualityRecord") -> "QualityRecord":
-    """Draw a result into a file, and return it. Raises LocalchatError."""
+def _draw(path: Path, record: "QualityRecord") -> None:
+    """Draw a result into a file. Raises LocalchatError."""
     from localchat.atomic import write_text
     from localchat.measure.plot import quality_svg
 
@@ -129,7 +129,6 @@ def _draw(path: Path, record: "QualityRecord") -> "QualityRecord":
         write_text(path, quality_svg(record))
     except OSError as problem:
         raise LocalchatError(f"{path} cannot be written: {reason(problem)}") from problem
-    return record
 
 
 def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":

@@ -54,11 +54,11 @@ def measure_command(
     ctx: click.Context,
     measure: Callable[[], MeasuredResult[_Record]],
     lines: Callable[[_Record, int | None], Iterable[str]],
-    keep: Callable[[_Record], _Record] | None = None,
+    draw: Callable[[_Record], None] | None = None,
 ) -> int:
     """Measure, and print the result. Return the exit code.
 
-    `lines` formats a result for the width of the terminal, or None. `keep` stores a result in a file.
+    `lines` formats a result for the width of the terminal, or None. `draw` draws it into a file.
     """
     environ = app_context(ctx).environ
     # SIGTERM stops a measurement as Ctrl+C does. Its result is shown before the process ends.
@@ -66,9 +66,9 @@ def measure_command(
         record, end, missed = measure()
         problem = end.problem
         if record is not None:
-            if keep is not None:
+            if draw is not None:
                 try:
-                    record = keep(record)
+                    draw(record)
                 except LocalchatError as failure:
                     # Show the result before this error, because it would be lost.
                     problem = problem or failure
