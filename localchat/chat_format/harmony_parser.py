@@ -6,14 +6,13 @@
 - Muse writes the same without channels. `to=self` is reasoning.
 """
 
-import json
 import re
 import secrets
 from dataclasses import dataclass
 from typing import Literal
 
 from localchat.chat_format.parser import Answer, Call, Part, Thought, find_first, partial_tag_start
-from localchat.chat_format.tool_calls.json_body import Arguments
+from localchat.chat_format.tool_calls.json_body import JsonObject, json_text
 
 _MAX_HEADER = 256
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
@@ -75,10 +74,8 @@ class ChannelParser:
             self._state = "message"
             self._target = "thought"
         self._buffer = ""
-        self._at_start = False
         self._name = ""
-        self._arguments = Arguments()
-        self._text_argument: list[str] | None = None
+        self._arguments: list[str] = []
         self._count = 0
 
     @property
@@ -167,14 +164,12 @@ class ChannelParser:
     def _open(self, target: Literal["answer", "thought"]) -> None:
         self._state = "message"
         self._target = target
-        self._at_start = True
 
     def _call(self, name: str) -> None:
         self._state = "message"
         self._target = "call"
-        self._at_start = True
         self._name = name
-        self._arguments = Arguments()
+        self._arguments.clear()
 
     def _message(self, parts: list[Part]) -> bool:
         borders = self.syntax.borders
@@ -196,39 +191,27 @@ class ChannelParser:
 
     def _emit(self, parts: list[Part], text: str) -> None:
         if self._target == "call":
-            self._emit_arguments(parts, text)
+            self._arguments.append(text)
         elif text:
             parts.append(Thought(text) if self._target == "thought" else Answer(text))
-
-    def _emit_arguments(self, parts: list[Part], text: str) -> None:
-        if self._at_start:
-            text = text.lstrip()
-            if not text:
-                return
-            self._at_start = False
-            self._text_argument = None if text[0] == "{" else []
-            self._emit_call(parts)
-        if self._text_argument is not None:
-            self._text_argument.append(text)
-            return
-        self._arguments.feed(text)
-        if piece := self._arguments.take():
-            parts.append(Call(self._count - 1, arguments=piece))
-
-    def _emit_call(self, parts: list[Part]) -> None:
-        parts.append(Call(self._count, f"call_{secrets.token_hex(12)}", self._name))
-        self._count += 1
 
     def _end(self, parts: list[Part]) -> None:
         """End a message. Arguments that are not an object become a JSON string."""
         if self._target == "call":
-            if self._at_start:
-                self._emit_call(parts)
-                parts.append(Call(self._count - 1, arguments="{}"))
-            elif self._text_argument is not None:
-                text_argument = json.dumps(
-                    "".join(self._text_argument).rstrip(), ensure_ascii=False
-                )
-                parts.append(Call(self._count - 1, arguments=text_argument))
+            arguments = self._call_arguments()
+            if arguments is not None:
+                parts.append(Call(self._count, f"call_{secrets.token_hex(12)}", self._name))
+                parts.append(Call(self._count, arguments=arguments))
+                self._count += 1
         self._target = "answer"
-        self._text_argument = None
+
+    def _call_arguments(self) -> str | None:
+        """Return the arguments of a call. None if they are cut off."""
+        text = "".join(self._arguments).strip()
+        if not text:
+            return "{}"
+        if text[0] != "{":
+            return json_text(text)
+        repaired = JsonObject()
+        repaired.feed(text)
+        return repaired.text if repaired.closed else None

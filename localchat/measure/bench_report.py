@@ -194,7 +194,9 @@ def _capacity_sentences(record: BenchRecord, series: Sequence[Point]) -> Iterato
         return
     best = max(fitting, key=lambda point: point.figures.requests_per_s)
     requests_per_s = _PLANNED_SHARE * best.figures.requests_per_s
-    within = " within the target" if record.spec.target else ""
+    within = ""
+    if record.spec.target:
+        within = " within the target"
     yield (
         f"With a fifth of headroom it serves {60 * requests_per_s:,.0f} people who ask once a minute{within}: "
         f"{best.key.load} got {best.figures.requests_per_s:.2f} answers a second."

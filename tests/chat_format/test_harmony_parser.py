@@ -116,10 +116,10 @@ def test_a_call_with_a_text_that_is_no_json_gets_it_as_a_string() -> None:
     assert heard(parser("harmony"), said)[2] == [("python", json.dumps("print(1 + 2)\nprint(3)"))]
 
 
-def test_arguments_of_a_call_come_while_they_are_written() -> None:
+def test_a_call_that_is_cut_off_is_dropped() -> None:
     one = parser("harmony")
-    parts = one.feed(CALLS["channel"].partition("ln")[0])
-    assert gather(parts)[1] == [("get_weather", '{"town": "Kö')]
+    parts = [*one.feed(CALLS["channel"].partition("ln")[0]), *one.finish()]
+    assert gather(parts)[1] == []
 
 
 def test_a_prompt_that_ends_in_a_thought_goes_on_with_it() -> None:

@@ -1,154 +1,96 @@
-"""Interface of tool call bodies, and the body that is a JSON object.
+"""Interface of tool call bodies, JSON objects with mistakes, and the body that is a JSON object."""
 
-JsonValue and JsonString read streamed JSON and repair common mistakes of models: a comma before a closing
-bracket, and line breaks in strings. They read runs of text, because an argument may be a file of a million
-lines.
-"""
-
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 BLANKS = " \t\r\n"
 _CLOSERS = {"{": "}", "[": "]"}
-_RUN = re.compile(r'[^"\\]+')
 _RUN_AND_ESCAPES = re.compile(r'(?:[^"\\]+|\\["\\/bfnrtu])++')
-_SCALAR = re.compile(r'[^\s"\[\]{},]+')
+_SCALAR = re.compile(r'[^\s"\[\]{},<]+')
 _ESCAPED = {code: f"\\u{code:04x}" for code in range(32)} | {10: "\\n", 13: "\\r", 9: "\\t"}
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
-@dataclass(slots=True)
-class JsonValue:
-    """Finds the end of a JSON value and repairs its text.
+class JsonObject:
+    """Collects an object that arrives in pieces, from its opening bracket on.
 
-    Numbers and constants end before a comma, a closing bracket or white space.
+    It repairs common mistakes of models: a comma before a closing bracket, a bracket of the wrong kind, and
+    line breaks in strings. It reads runs of text, because an argument may be a file of a million lines.
     """
 
-    done: bool = False
-    """Whether the value has ended."""
-    _open: list[str] = field(default_factory=list)
-    _string: bool = False
-    _escape: bool = False
-    _scalar: bool = False
-    _buffer: str = ""
+    def __init__(self) -> None:
+        self.done = False
+        """Whether the object has ended, or a tag that cannot be part of it follows."""
+        self._out: list[str] = []
+        self._open: list[str] = []
+        self._string = False
+        self._escape = False
+        self._buffer = ""
 
-    def feed(self, text: str, index: int = 0) -> tuple[str, int]:
-        out: list[str] = []
+    @property
+    def closed(self) -> bool:
+        """Whether all brackets are closed."""
+        return self.done and not self._open
+
+    @property
+    def text(self) -> str:
+        """JSON text so far."""
+        return "".join(self._out)
+
+    @property
+    def closed_text(self) -> str:
+        """JSON text with the last bracket if only that is missing."""
+        if self._open == ["{"] and not self._string:
+            return self.text + "}"
+        return self.text
+
+    def feed(self, text: str, index: int = 0) -> int:
+        """Read text from an index on. Return the index after it."""
         while index < len(text) and not self.done:
-            if self._string:
-                index = self._in_string(text, index, out)
-            elif self._scalar:
-                index = self._in_scalar(text, index, out)
-            else:
-                index = self._between(text, index, out)
-        return "".join(out), index
+            index = self._in_string(text, index) if self._string else self._between(text, index)
+        return index
 
-    def _between(self, text: str, index: int, out: list[str]) -> int:
+    def _between(self, text: str, index: int) -> int:
         character = text[index]
-        if character in BLANKS or (character == "," and self._open):
-            if self._open:
-                self._buffer += character
+        if character == "<":
+            self.done = True
+            return index
+        if character in BLANKS or character == ",":
+            self._buffer += character
             return index + 1
         if character in "}]":
-            return self._close(index, out)
-        if self._open and (run := _SCALAR.match(text, index)):
-            out += self._buffer, run.group()
+            # Drop a comma before a closing bracket. One of the wrong kind closes this object, too.
+            self._out += self._buffer.replace(",", ""), _CLOSERS[self._open.pop()]
             self._buffer = ""
-            return run.end()
-        if not self._open and character not in '{["':
-            self._scalar = True
-            return index
-        out += self._buffer, character
+            self.done = not self._open
+            return index + 1
+        run = _SCALAR.match(text, index)
+        end = run.end() if run else index + 1
+        self._out += self._buffer, text[index:end]
         self._buffer = ""
         if character == '"':
             self._string = True
-        else:
+        elif character in _CLOSERS:
             self._open.append(character)
-        return index + 1
+        return end
 
-    def _in_scalar(self, text: str, index: int, out: list[str]) -> int:
-        run = _SCALAR.match(text, index)
-        if run is None:
-            self.done = text[index] in ",}]" or text[index] in BLANKS
-            if not self.done:
-                out.append(text[index])
-                return index + 1
-            return index
-        out.append(run.group())
-        return run.end()
-
-    def _in_string(self, text: str, index: int, out: list[str]) -> int:
+    def _in_string(self, text: str, index: int) -> int:
         if self._escape:
             self._escape = False
-            out.append(_escaped(text[index]))
+            self._out.append(_escaped(text[index]))
             return index + 1
         run = _RUN_AND_ESCAPES.match(text, index)
         if run:
-            out.append(_with_escapes(run.group()))
+            self._out.append(_with_escapes(run.group()))
             return run.end()
-        out.append(text[index])
+        self._out.append(text[index])
         if text[index] == "\\":
             self._escape = True
         else:
             self._string = False
-            self.done = not self._open
         return index + 1
-
-    def _close(self, index: int, out: list[str]) -> int:
-        if not self._open:
-            self.done = True
-            return index
-        # Drop a comma before a closing bracket. Assume that a bracket of the wrong kind closes this one.
-        out += self._buffer.replace(",", ""), _CLOSERS[self._open.pop()]
-        self._buffer = ""
-        self.done = not self._open
-        return index + 1
-
-
-class JsonString:
-    """Decodes a JSON string after its opening quote."""
-
-    def __init__(self) -> None:
-        self.done = False
-        """Whether the closing quote was read."""
-        self._escape = ""
-        self._high = 0
-
-    def feed(self, text: str, index: int = 0) -> tuple[str, int]:
-        """Read text from an index on. Return the decoded text and the index after it."""
-        out: list[str] = []
-        while index < len(text) and not self.done:
-            if self._escape:
-                out.append(self._escaped(text[index]))
-            elif run := _RUN.match(text, index):
-                out.append(run.group())
-                index = run.end()
-                continue
-            elif text[index] == '"':
-                self.done = True
-            else:
-                self._escape = "\\"
-            index += 1
-        return "".join(out), index
-
-    def _escaped(self, character: str) -> str:
-        self._escape += character
-        if self._escape.startswith("\\u"):
-            if len(self._escape) < 6:
-                return ""
-            code = _hex(self._escape[2:])
-            self._escape = ""
-            if 0xD800 <= code < 0xDC00:
-                self._high = code
-                return ""
-            if 0xDC00 <= code < 0xE000:
-                code = 0x10000 + (((self._high or 0xD800) - 0xD800) << 10) + code - 0xDC00
-            self._high = 0
-            return chr(code)
-        self._escape = ""
-        return {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}.get(character, character)
 
 
 def _with_escapes(text: str) -> str:
@@ -170,11 +112,10 @@ def _escaped(character: str) -> str:
     return "\\" + character
 
 
-def _hex(digits: str) -> int:
-    try:
-        return int(digits, 16)
-    except ValueError:
-        return 0xFFFD
+def json_text(value: object) -> str:
+    """Return a value as JSON. Half of a pair of surrogates becomes U+FFFD."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 State: TypeAlias = Literal["open", "done", "none"]
@@ -182,7 +123,12 @@ State: TypeAlias = Literal["open", "done", "none"]
 
 _NAME_KEYS = ("name", "function", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
-_CALL_KEYS = (*_NAME_KEYS, *_ARGUMENT_KEYS, "type", "id")
+_CALL_KEYS = (*_NAME_KEYS, *_ARGUMENT_KEYS, "type", "id", "tool_call_id")
+_DOUBLED = re.compile(r"\{\s*(?=\{)")
+"""The template of Qwen2.5-Coder shows doubled braces, and the model copies them."""
+_STRING = r'"((?:[^"\\]|\\.)*)"'
+_FIRST_KEY = re.compile(rf"(?:\{{\s*)+{_STRING}\s*:\s*(?:{_STRING})?")
+_NO_KEY = re.compile(r'(?:\{\s*)+[^\s"{}]')
 
 
 class CallBody(Protocol):
@@ -190,65 +136,20 @@ class CallBody(Protocol):
 
     state: State
     name: str
-    """Set once the text is certainly a call. From then on, `arguments` returns text."""
+    """Name of the tool, once the state is `done`."""
+
+    @property
+    def arguments(self) -> str:
+        """JSON text of the arguments, once the state is `done`."""
+        ...
 
     def feed(self, text: str) -> str:
         """Add text. Once the state is no longer open, return the text that is not part of the call."""
         ...
 
-    def arguments(self) -> str:
-        """Return the JSON text of the arguments that became certain since the last call."""
-        ...
-
     def finish(self) -> None:
         """Handle the end of the answer."""
         ...
-
-
-class Arguments:
-    """JSON text of a call's arguments. Null and an empty text become an empty object."""
-
-    def __init__(self) -> None:
-        self._value = JsonValue()
-        self._plain = False
-        self._begun = False
-        self._out: list[str] = []
-
-    @property
-    def done(self) -> bool:
-        return self._value.done
-
-    def feed(self, text: str, index: int = 0) -> int:
-        """Read text from an index on. Return the index after it."""
-        piece, index = self._value.feed(text, index)
-        if piece and not self._begun:
-            self._begun = True
-            self._plain = piece[0] not in "{["
-        if piece:
-            self._out.append(piece)
-        if self._value.done:
-            self.close()
-        return index
-
-    def take(self) -> str:
-        """Return the text that is certain. Numbers, strings and constants are certain only at their end."""
-        if self._plain:
-            return ""
-        out = "".join(self._out)
-        self._out.clear()
-        return out
-
-    def close(self) -> None:
-        """Handle the end of the value."""
-        if not self._begun:
-            self._begun = True
-            self._out = ["{}"]
-        elif self._plain:
-            decoded = "".join(self._out)
-            if decoded == "null":
-                decoded = "{}"
-            self._out = [decoded]
-            self._plain = False
 
 
 class JsonBody:
@@ -261,161 +162,69 @@ class JsonBody:
     def __init__(self, offered: Sequence[str], *, untagged: bool) -> None:
         """offered: tool names, which may also be keys of their own arguments.
 
-        untagged: the call has no tag, so it needs an offered name and arguments.
+        untagged: the call has no tag, so it needs an offered name and no other keys.
         """
         self.state: State = "open"
         self.name = ""
+        self.arguments = ""
         self._offered = offered
         self._untagged = untagged
-        self._levels = 0
-        self._part: Literal["key", "in key", "colon", "value", "in value", "next"] = "key"
-        self._key = ""
-        self._name_text = ""
-        self._string: JsonString | None = None
-        self._other = JsonValue()
-        self._arguments: Arguments | None = None
+        self._may_be_other = untagged
+        self._object = JsonObject()
 
     def feed(self, text: str) -> str:
-        index = 0
-        while index < len(text) and self.state == "open":
-            index = self._step(text, index)
+        index = self._object.feed(text)
+        if self._object.done:
+            self._decide(self._object.closed_text, complete=self._object.closed)
+        elif self._may_be_other and self._is_other():
+            # Another object need not wait for its end.
+            self.state = "none"
         return text[index:]
 
-    def arguments(self) -> str:
-        if not self.name or self._arguments is None:
-            return ""
-        return self._arguments.take()
-
     def finish(self) -> None:
-        if self.state == "open" and not self.name:
-            self.state = "none"
+        if self.state == "open":
+            self._decide(self._object.closed_text, complete=False)
 
-    def _step(self, text: str, index: int) -> int:
-        """Read one token. Return the index after it."""
-        character = text[index]
-        match self._part:
-            case "in key":
-                return self._in_key(text, index)
-            case "in value":
-                return self._in_value(text, index)
-            case _ if character in BLANKS:
-                pass
-            case "value":
-                return self._begin_value(text, index)
-            case _:
-                self._between(character)
-        return index + 1
+    def _is_other(self) -> bool:
+        """Return whether an object without a tag is certainly not a call, by its first key."""
+        text = self._object.text
+        first = _FIRST_KEY.match(text)
+        if first is None:
+            return _NO_KEY.match(text) is not None
+        key, name = first.groups()
+        if key not in _CALL_KEYS:
+            return True
+        self._may_be_other = key in _NAME_KEYS and name is None
+        return key in _NAME_KEYS and name is not None and name not in self._offered
 
-    def _between(self, character: str) -> None:
-        part = self._part
-        if character == "{" and part == "key" and not self._levels:
-            self._levels = 1
-        elif character == "{" and part == "key" and self._levels == 1 and not self._key:
-            pass  # the template of Qwen2.5-Coder shows doubled braces, and the model copies them
-        elif character == '"' and part == "key" and self._levels:
-            self._key = ""
-            self._string = JsonString()
-            self._part = "in key"
-        elif character == ":" and part == "colon":
-            self._part = "value"
-        elif character == "," and part in ("next", "key") and self._levels:
-            self._part = "key"
-        elif character == "}" and part in ("next", "key") and self._levels:
-            self._levels -= 1
-            self._part = "next"
-            if not self._levels:
-                self._end()
-        else:
-            self._fail()
-
-    def _in_key(self, text: str, index: int) -> int:
-        assert self._string is not None
-        decoded, index = self._string.feed(text, index)
-        self._key += decoded
-        if self._string.done:
-            self._string = None
-            self._part = "colon"
-            if self._untagged and self._key not in _CALL_KEYS:
-                # It is another object, so its text need not wait for its end.
-                self._fail()
-        return index
-
-    def _begin_value(self, text: str, index: int) -> int:
-        self._part = "in value"
-        self._other = JsonValue()
-        character = text[index]
-        if self._key == "function" and character == "{":
-            self._levels = self._levels + 1
-            self._part = "key"
-            return index + 1
-        if self._names_itself(character):
-            self._name_text = self._key
-            self._key = _ARGUMENT_KEYS[0]
-        if self._key in _ARGUMENT_KEYS and self._arguments is None:
-            self._arguments = Arguments()
-            self._accept_name()
-        elif self._key not in _NAME_KEYS or self._name_text:
-            self._key = ""
-        if self._key and character == '"':
-            self._string = JsonString()
-            return index + 1
-        return index
-
-    def _names_itself(self, character: str) -> bool:
-        """Whether the key is the name, as in `{"tool": {…}}`."""
-        return (
-            character == "{"
-            and not self._name_text
-            and not self._untagged
-            and self._key in self._offered
-        )
-
-    def _in_value(self, text: str, index: int) -> int:
-        arguments = self._arguments if self._key in _ARGUMENT_KEYS else None
-        if self._string is not None:
-            decoded, index = self._string.feed(text, index)
-            if arguments is None:
-                self._name_text += decoded
-            else:
-                arguments.feed(decoded)
-            if self._string.done:
-                self._string = None
-                self._part = "next"
-                if arguments is not None:
-                    arguments.close()
-                self._accept_name()
-            return index
-        if arguments is not None:
-            index = arguments.feed(text, index)
-            done = arguments.done
-        else:
-            _, index = self._other.feed(text, index)
-            done = self._other.done
-        if done:
-            self._part = "next"
-        return index
-
-    def _accept_name(self) -> None:
-        """Accept any name after a tag, or an offered name with arguments without a tag."""
-        if not self._name_text or self._string is not None:
+    def _decide(self, text: str, *, complete: bool) -> None:
+        """Decide whether the object is a call. One that is not complete needs its arguments."""
+        self.state = "none"
+        if doubled := _DOUBLED.match(text):
+            text = text[doubled.end() : -1]
+        try:
+            call: dict[str, Any] = json.loads(text)
+        except (ValueError, RecursionError):
             return
-        if not self._is_offered():
-            self._fail()
-        elif not self._untagged or self._arguments is not None:
-            self.name = self._name_text
-
-    def _is_offered(self) -> bool:
-        return not self._untagged or self._name_text in self._offered
-
-    def _end(self) -> None:
-        if self._name_text and self._is_offered():
-            self._arguments = self._arguments or Arguments()
-            self._arguments.close()
-            self.name = self._name_text
-            self.state = "done"
-        else:
-            self.state = "none"
-
-    def _fail(self) -> None:
-        """Stop at text that is not JSON. A call that is certain ends there."""
-        self.state = "done" if self.name else "none"
+        if self._untagged and not call.keys() <= set(_CALL_KEYS):
+            return
+        if isinstance(inner := call.get("function"), dict):
+            call |= inner
+        name = next((call[key] for key in _NAME_KEYS if isinstance(call.get(key), str)), "")
+        arguments = next((call[key] for key in _ARGUMENT_KEYS if key in call), None)
+        if not name and not self._untagged:
+            # The key is the name, as in `{"tool": {…}}`.
+            names = (key for key in call if key in self._offered and isinstance(call[key], dict))
+            name = next(names, "")
+            arguments = call.get(name)
+        if not name or (self._untagged and name not in self._offered):
+            return
+        if not complete and arguments is None:
+            return
+        self.state = "done"
+        self.name = name
+        self.arguments = "{}"
+        if isinstance(arguments, str):
+            self.arguments = arguments or "{}"
+        elif arguments is not None:
+            self.arguments = json_text(arguments)

@@ -1,8 +1,8 @@
 """Parser that finds tool calls in streamed answers.
 
 The text after a tag decides the syntax, not the family, so a model may use another family's syntax. A call is
-reported as soon as it is certain. Text that turns out not to be a call is passed on unchanged. White space,
-fences and brackets around calls are dropped.
+reported once it is complete. Text that turns out not to be a call is passed on unchanged. White space, fences
+and brackets around calls are dropped.
 """
 
 import re
@@ -45,7 +45,6 @@ class CallParser:
         self._untagged = False
         self._closed = False
         self._in_list = False
-        self._emitted = False
         self._count = 0
 
     def restarted(self) -> "CallParser":
@@ -74,8 +73,9 @@ class CallParser:
         parts: list[Part] = []
         if self._state == "body":
             self._body.finish()
-            self._emit_call(parts)
-            if self._body.state == "none" and self._untagged:
+            if self._body.state == "done":
+                self._emit_call(parts)
+            elif self._untagged:
                 _emit_text(parts, self._skipped + self._buffer)
         elif self._state == "text":
             _emit_text(parts, self._buffer)
@@ -247,15 +247,12 @@ class CallParser:
     def _begin(self, body: CallBody) -> None:
         self._body = body
         self._state = "body"
-        self._emitted = False
 
     def _read(self, parts: list[Part]) -> bool:
         remaining = self._body.feed(self._buffer)
-        if not self._emitted:
-            text = self._skipped + self._buffer
-            self._skipped = text[: len(text) - len(remaining)]
+        text = self._skipped + self._buffer
+        self._skipped = text[: len(text) - len(remaining)]
         self._buffer = remaining
-        self._emit_call(parts)
         if self._body.state == "none":
             # Emit the text that was read. The remaining text may contain another tag.
             if not self._skipped:
@@ -267,6 +264,7 @@ class CallParser:
             self._skipped = ""
             return True
         if self._body.state == "done":
+            self._emit_call(parts)
             self._in_list = isinstance(self._body, NameFirstBody) and self._body.in_python_list
             self._state = "seek"
             self._skipped = ""
@@ -275,16 +273,9 @@ class CallParser:
         return False
 
     def _emit_call(self, parts: list[Part]) -> None:
-        name = self._body.name
-        if not name:
-            return
-        if not self._emitted:
-            self._emitted = True
-            self._skipped = ""
-            parts.append(Call(self._count, self._id(), name))
-            self._count += 1
-        if pieces := self._body.arguments():
-            parts.append(Call(self._count - 1, arguments=pieces))
+        parts.append(Call(self._count, self._id(), self._body.name))
+        parts.append(Call(self._count, arguments=self._body.arguments))
+        self._count += 1
 
     def _id(self) -> str:
         if self._family.short_ids:

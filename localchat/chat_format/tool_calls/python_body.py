@@ -6,7 +6,7 @@ from typing import Any
 
 from localchat.chat_format.parser import find_first
 from localchat.chat_format.tool_calls.family import NAME_FIRST
-from localchat.chat_format.tool_calls.json_body import Arguments, State
+from localchat.chat_format.tool_calls.json_body import JsonObject, State
 from localchat.chat_format.tool_calls.python_literals import PythonObject
 from localchat.chat_format.tool_calls.xml_body import XmlBody
 
@@ -53,7 +53,8 @@ class NameFirstBody:
         self._marks = ("{", "(", *closes, *(syntax.key[0] for syntax in NAME_FIRST))
         self._header = ""
         self._print_prefix = ""
-        self._arguments: Arguments | PythonObject | XmlBody = Arguments()
+        self._arguments: JsonObject | PythonObject | XmlBody = JsonObject()
+        self._has_arguments = True
 
     def feed(self, text: str) -> str:
         if self.name:
@@ -133,28 +134,27 @@ class NameFirstBody:
 
     def _feed_arguments(self, text: str) -> str:
         inner = self._arguments
-        if isinstance(inner, Arguments):
+        if isinstance(inner, JsonObject):
             remaining = text[inner.feed(text) :]
-            done = inner.done
-        elif isinstance(inner, PythonObject):
-            remaining = inner.feed(text)
-            done = inner.done
+            if inner.done:
+                self.state = "done" if inner.closed else "none"
         else:
             remaining = inner.feed(text)
-            done = inner.state != "open"
-        if done:
-            self.state = "done"
-            if self._print_prefix:
-                remaining = remaining.removeprefix(")")
+            if isinstance(inner, XmlBody):
+                self.state = inner.state
+            elif inner.done:
+                self.state = "done"
+        if self.state == "done" and self._print_prefix:
+            remaining = remaining.removeprefix(")")
         return remaining
 
+    @property
     def arguments(self) -> str:
-        if not self.name:
-            return ""
+        """See CallBody."""
         inner = self._arguments
         if isinstance(inner, XmlBody):
-            return inner.arguments()
-        return inner.take()
+            return inner.arguments
+        return inner.text if self._has_arguments else "{}"
 
     def finish(self) -> None:
         if self.state != "open":
@@ -162,6 +162,7 @@ class NameFirstBody:
         if self.name:
             if isinstance(self._arguments, XmlBody):
                 self._arguments.finish()
+                self.state = self._arguments.state
             return
         name = self._name_in_header()
         if name and any(tag in self._header for tag in self._separators):
@@ -175,8 +176,7 @@ class NameFirstBody:
         return isinstance(self._arguments, PythonObject)
 
     def _finish_without_arguments(self, name: str) -> None:
-        assert isinstance(self._arguments, Arguments)
-        self._arguments.close()
+        self._has_arguments = False
         self.name = name
         self.state = "done"
 

@@ -6,12 +6,13 @@ the whole call.
 """
 
 import ast
-import json
 import math
 import re
 import warnings
 from collections.abc import Sequence
 from typing import Any, Final
+
+from localchat.chat_format.tool_calls.json_body import json_text
 
 _GEMMA_QUOTE: Final = '<|"|>'
 _QUOTES: Final = ('"""', "'''", _GEMMA_QUOTE, '"', "'")
@@ -39,13 +40,8 @@ class PythonObject:
         self._quote = ""
         self._items: list[str] = []
         self._item_start = 0
-        self._out = ""
-
-    def take(self) -> str:
-        """Return the JSON text that became certain since the last call: all of it at the end."""
-        out = self._out
-        self._out = ""
-        return out
+        self.text = ""
+        """JSON text of the object, once it is done."""
 
     def feed(self, text: str) -> str:
         """Add text, and return the text after the object's end."""
@@ -91,7 +87,7 @@ class PythonObject:
             self._depth -= 1
             if not self._depth:
                 self._end_item()
-                self._out = self._json()
+                self.text = self._json()
                 self.done = True
         elif start[0] == "," and self._depth == 1:
             self._end_item()
@@ -115,9 +111,8 @@ class PythonObject:
                 values[self._order[number]] = _value_of(item)
             else:
                 values[f"argument_{number + 1}"] = _value_of(item)
-        text = json.dumps(values, ensure_ascii=False)
-        # Python writes emoji as two escapes, and JSON text cannot contain half of a pair.
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        # Python writes emoji as two escapes.
+        return json_text(values)
 
 
 def _as_python(item: str) -> str:

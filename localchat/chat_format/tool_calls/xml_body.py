@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from localchat.chat_format.parser import find_first, partial_tag_start
 from localchat.chat_format.tool_calls.family import TagSyntax
-from localchat.chat_format.tool_calls.json_body import Arguments, State
+from localchat.chat_format.tool_calls.json_body import JsonObject, State
 
 _MAX_NAME = 256
 _MAX_PYTHON = 2_000
@@ -47,7 +47,7 @@ class XmlBody:
         self._shielded = False
         self._streams = False
         self._count = 0
-        self._object = Arguments()
+        self._object = JsonObject()
 
     def feed(self, text: str) -> str:
         """See CallBody."""
@@ -60,11 +60,10 @@ class XmlBody:
         self._buffer = ""
         return remaining
 
+    @property
     def arguments(self) -> str:
         """See CallBody."""
-        out = "".join(self._out)
-        self._out.clear()
-        return out
+        return "".join(self._out)
 
     def finish(self) -> None:
         if self.state != "open":
@@ -147,12 +146,14 @@ class XmlBody:
 
     def _object_arguments(self) -> bool:
         """Read arguments that are a JSON object, and the closing tag."""
-        if not self._object.done:
+        if not self._out:
             end = self._object.feed(self._buffer)
             self._buffer = self._buffer[end:]
-            self._out.append(self._object.take())
-            if not self._object.done:
+            if not self._object.closed:
+                if self._object.done:
+                    self.state = "none"
                 return False
+            self._out.append(self._object.text)
         tag = self._syntax.end
         text = self._buffer.lstrip()
         if text.startswith(tag):

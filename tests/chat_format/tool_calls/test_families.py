@@ -117,12 +117,24 @@ def test_hostile_text_is_read_alike_in_pieces(
     assert thoughts[0] == thoughts[1]
 
 
-@pytest.mark.parametrize("style", [style for style in FORMS if style not in ("gemma-4", "lfm2")])
-def test_arguments_come_while_they_are_written(style: str) -> None:
+@pytest.mark.parametrize("style", FORMS)
+def test_a_call_comes_once_it_is_complete(style: str) -> None:
     one = parser(style)
-    at = FORMS[style].index("Köl")
-    parts = one.feed(FORMS[style][: at + 3])
-    assert gather(parts)[1] == [("get_weather", '{"town": "Köl')]
+    cut = FORMS[style].index("Köl") + 3
+    assert gather(one.feed(FORMS[style][:cut])) == ("", [])
+    assert gather([*one.feed(FORMS[style][cut:]), *one.finish()]) == ("", BOTH)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        '<tool_call>{"name": "get_time"',
+        '<tool_call>{"name": "get_time", "arguments": {"a": 1',
+        '<tool_call>{"name": "get_time", "arguments": {"a": "x',
+    ],
+)
+def test_a_call_that_is_cut_off_is_dropped(cut: str) -> None:
+    assert whole(parser("hermes"), f"Well.\n{cut}") == ("Well.", [])
 
 
 @given(st.text(max_size=60), st.integers(0, 9999), st.text(max_size=20))
@@ -149,6 +161,7 @@ def test_any_string_parameter_comes_through(town: str) -> None:
     [
         ("hermes", '<tool_call>{"name": "get_time", "arguments": {"a": 1}}', {"a": 1}),
         ("hermes", '<tool_call>{"name": "get_time", "arguments": {"a": 1}', {"a": 1}),
+        ("hermes", '<tool_call>{"name": "get_time", "arguments": {"a": 1}</tool_call>', {"a": 1}),
         ("hermes", '<tool_call>{"name": "get_time", "arguments": {"a": [1,],},}</tool_call>', {"a": [1]}),
         ("hermes", '<tool_call>\n```json\n{"name": "get_time", "parameters": {}}\n```\n</tool_call>', {}),
         ("hermes", '```json\n{"name": "get_time", "arguments": {"a": 1}}\n```', {"a": 1}),
@@ -206,10 +219,6 @@ def test_what_is_no_call_is_told_whole(style: str, said: str) -> None:
 @pytest.mark.parametrize("cut", ["<tool_call>", '<tool_call>\n{"na', '<tool_call>{"name": "get_'])
 def test_the_mere_beginning_of_a_call_is_dropped(cut: str) -> None:
     assert whole(parser("hermes"), f"Well.\n{cut}") == ("Well.", [])
-
-
-def test_a_call_without_arguments_is_told_by_its_name() -> None:
-    assert whole(parser("hermes"), '<tool_call>{"name": "get_time"') == ("", [("get_time", "")])
 
 
 @pytest.mark.parametrize("said", ['{"answer": [1, 2', '{"name": "Bob", "a', '{"name": "Bob"'])
