@@ -62,7 +62,7 @@ class LlamaCppBackend:
 
     def rebuilder(self) -> Rebuilder:
         """Return the rebuilder of llama.cpp for this machine."""
-        from localchat_llamacpp.rebuild.rebuilder import LlamaCppRebuilder
+        from localchat_llamacpp.rebuild import LlamaCppRebuilder
 
         return LlamaCppRebuilder()
 

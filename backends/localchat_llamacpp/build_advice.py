@@ -25,11 +25,6 @@ _NO_HEADS = (
     "This llama.cpp cannot run prediction heads, so Qwen3.5 and others write without them. "
     "llama.cpp 0.5.0 and later can."
 )
-_FIXED_MINUTES = 1.0
-"""Minutes of every build: download, configuration and trial."""
-_CPU_MINUTES = {"cpu": 4.5, "cuda": 60.0, "vulkan": 12.0, "metal": 6.0}
-"""CPU minutes of a build, by its kind. Measured: cpu (4.7 with the trial, GCC 12). The others are guesses from
-the number and size of their files."""
 _INSTRUCTIONS = {"AVX-512": "avx512f", "AVX-VNNI": "avx_vnni", "AMX": "amx_int8"}
 """Instruction sets that the prebuilt library does not use, by their flag in /proc/cpuinfo."""
 _OFFLOADING = ("cuda", "metal", "vulkan", "hip", "sycl", "musa", "cann", "opencl")
@@ -152,16 +147,9 @@ def best_offer(root: Path = Path("/")) -> RebuildOffer | None:
 
 
 def _offer(kind: str, gain: str) -> RebuildOffer:
-    from localchat_llamacpp.rebuild.builder import missing_tools  # not for every load
+    from localchat_llamacpp.rebuild import missing_tools  # not for every load
 
-    return RebuildOffer(kind, gain, build_minutes(kind), missing_tools(kind))
-
-
-def build_minutes(kind: str) -> float:
-    """Estimate the minutes of a build with the CPUs of this process."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cpus = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    return _FIXED_MINUTES + _CPU_MINUTES[kind] / cpus
+    return RebuildOffer(kind, gain, missing_tools(kind))
 
 
 def unused_instructions(root: Path = Path("/")) -> tuple[str, ...]:
@@ -180,8 +168,7 @@ def remedies(build: BuildInfo, root: Path = Path("/")) -> tuple[Remedy, ...]:
     offered: tuple[Remedy, ...] = ()
     offer = best_offer(root)
     if offer is not None:
-        about = f"about {offer.minutes:.0f} minutes here"
-        sentence = f"A llama.cpp built for this machine {offer.gain}; the build takes {about}."
+        sentence = f"A llama.cpp built for this machine {offer.gain}; the build takes minutes."
         offered += (Remedy(" ".join(filter(None, (sentence, offer.missing))), offer.kind),)
     if amx_at_risk(build):
         offered += amx_remedies()

@@ -78,7 +78,6 @@ __all__ = [
     "Progress",
     "RebuildOffer",
     "RebuildOutcome",
-    "RebuildProgress",
     "Rebuilder",
     "Remedy",
     "Restore",
@@ -449,19 +448,8 @@ class RebuildOffer:
     kind: str
     gain: str
     """Benefit of the build, as the end of a sentence about it."""
-    minutes: float
-    """Expected time of the build on this machine."""
     missing: str = ""
     """Missing requirements, as a sentence. Empty: none."""
-
-
-class RebuildProgress(NamedTuple):
-    """Progress of a running build."""
-
-    step: str
-    done: int = 0
-    total: int = 0
-    """Number of parts. 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,23 +474,16 @@ class Rebuilder(Protocol):
         """Return the build that would help most. None: no build is needed. Loads no library."""
         ...
 
-    def minutes(self, kind: str) -> float:
-        """Return the expected time of a build on this machine."""
-        ...
+    def rebuild(self, kind: str) -> RebuildOutcome:
+        """Build the library, test it, and install it if it is correct.
 
-    def rebuild(self, kind: str, report: Callable[[RebuildProgress], None]) -> RebuildOutcome:
-        """Build the library, test it, and install it if it is better. Blocks for minutes.
-
-        An interrupt restores everything and leaves no process behind. Raises LocalchatError if the build fails
-        or another one runs, and OSError.
+        Blocks for minutes, and prints to stderr. An interrupt changes nothing and leaves no process behind.
+        Raises LocalchatError if the build fails, and OSError.
         """
         ...
 
     def undo(self) -> bool:
-        """Remove the installed build. Return False if none is installed.
-
-        Raises LocalchatError if a rebuild runs, and OSError.
-        """
+        """Remove the installed build. Return False if none is installed."""
         ...
 
 

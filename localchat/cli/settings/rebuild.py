@@ -1,19 +1,17 @@
 """Run `localchat doctor --rebuild`."""
 
 import sys
-import time
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from localchat.cli.context import AppContext
-from localchat.cli.streams import Terminal, tell
+from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError, UsageError
-from localchat.units import duration
 
 if TYPE_CHECKING:
-    from localchat.backend_api.interface import Backend, Rebuilder, RebuildProgress
+    from localchat.backend_api.interface import Backend, Rebuilder
 
 BEST: Final = "best"
 """Value of --rebuild for the most useful build."""
@@ -38,23 +36,18 @@ def rebuild(app: AppContext, choice: str, *, yes: bool) -> None:
     if not kind:
         tell("localchat: this build already suits this machine, so there is nothing to rebuild")
         return
-    _agree(app, kind, builder.minutes(kind), yes=yes)
-    terminal = Terminal(app.environ)
-    display = _Display(terminal, builder.minutes(kind) * 60)
+    _agree(app, kind, yes=yes)
     try:
         with terminate_gracefully():
-            outcome = builder.rebuild(kind, display.show)
+            outcome = builder.rebuild(kind)
     except KeyboardInterrupt:
-        terminal.print_line("localchat: stopped; nothing was changed")
+        tell("localchat: stopped; nothing was changed")
         raise
-    terminal.progress("")
     if outcome.installed:
-        terminal.print_line(
-            f"localchat: the new build is used from the next start on: {outcome.sentence}"
-        )
-        terminal.print_line("  localchat doctor --rebuild=undo removes it")
+        tell(f"localchat: the new build is used from the next start on: {outcome.sentence}")
+        tell("  localchat doctor --rebuild=undo removes it")
     else:
-        terminal.print_line(f"localchat: the new build is not used: {outcome.sentence}")
+        tell(f"localchat: the new build is not used: {outcome.sentence}")
 
 
 def _builder() -> "tuple[Backend, Rebuilder]":
@@ -87,7 +80,7 @@ def _kind(backend: "Backend", builder: "Rebuilder", choice: str) -> str:
     return next((remedy.rebuild for remedy in backend.remedies() if remedy.rebuild), "")
 
 
-def _agree(app: AppContext, kind: str, minutes: float, *, yes: bool) -> None:
+def _agree(app: AppContext, kind: str, *, yes: bool) -> None:
     """Ask the user, unless `yes`. Raises click.Abort, and UsageError if asking or building is impossible."""
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
@@ -103,33 +96,8 @@ def _agree(app: AppContext, kind: str, minutes: float, *, yes: bool) -> None:
             hint="use --yes to confirm",
         )
     tell(
-        f"This downloads llama.cpp's source (70 MB) and builds it for this machine ({kind}), which takes about "
-        f"{_minutes(minutes)} at low priority. The build is then tested, and used only if it is "
+        f"This downloads llama.cpp's source (70 MB) and builds it for this machine ({kind}) at low priority, "
+        "which takes minutes, with one CPU up to an hour. The build is then tested, and used only if it is "
         "correct. Ctrl+C stops it and changes nothing."
     )
     click.confirm("Build it?", abort=True, err=True)
-
-
-class _Display:
-    """Draws the progress line with step, parts, elapsed and expected time."""
-
-    def __init__(self, terminal: Terminal, expected_s: float) -> None:
-        self._terminal = terminal
-        self._expected_s = expected_s
-        self._began_s = time.monotonic()
-
-    def show(self, progress: "RebuildProgress") -> None:
-        """Draw the line."""
-        elapsed_s = time.monotonic() - self._began_s
-        line = progress.step
-        if progress.total:
-            line += f" {progress.done} of {progress.total}"
-        line += f" · {duration(elapsed_s)}"
-        if elapsed_s < self._expected_s:
-            line += f", of about {duration(self._expected_s)}"
-        self._terminal.progress(line)
-
-
-def _minutes(minutes: float) -> str:
-    number = max(1, round(minutes))
-    return "a minute" if number == 1 else f"{number} minutes"

@@ -112,9 +112,7 @@ def test_whatever_python_prints_is_read_back(
 
 @given(st.text("()[]{}'\",:=\\ ab1<|>\n", max_size=40), st.booleans(), st.data())
 @settings(max_examples=200, deadline=None)
-def test_anything_gives_sound_json_or_none(
-    said: str, call: bool, data: st.DataObject
-) -> None:
+def test_anything_gives_sound_json_or_none(said: str, call: bool, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(said)))
     one = PythonObject(call=call, order=["a"])
     rest = one.feed(said[:cut])
