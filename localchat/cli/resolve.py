@@ -222,10 +222,6 @@ def opened_engine(setup: Setup, *, one_answer: bool = False) -> "Iterator[Engine
         finally:
             engine.close()
     except (ModelInvalid, DoesNotFit, EngineDied) as problem:
-        if isinstance(problem, DoesNotFit) and "needed_bytes" in problem.details:
-            from localchat.models.recommended_models import with_models_that_fit
-
-            problem.hint = with_models_that_fit(problem.hint, setup.paths)
         if setup.model.why == LAST_USED and problem.details.get("phase") != "serve":
             problem.hint = f"{problem.hint}\n{_other_model_hint(setup.model.name)}".lstrip("\n")
         raise

@@ -54,7 +54,7 @@ class MemoryPlan:
     """RAM for prefixes that are swapped to the host."""
     max_step_tokens: int
     advice: tuple[str, ...] = ()
-    """Sentences on what would help, best first."""
+    """Sentences on what would help besides the steps of every load (steps.py), best first."""
     notes: tuple[str, ...] = ()
     """Sentences on what was decided."""
     layers: int = 0
@@ -132,7 +132,7 @@ def demand(plan: MemoryPlan, name: str) -> MemoryPlan:
     raise DoesNotFit(
         f"{name} with {plan.context_tokens:,} tokens of context needs {size(plan.total_bytes)}, and "
         f"{size(plan.free_bytes)} are free{kept_free(plan.reserve_bytes)}.",
-        hint="\n".join(all_advice(plan)),
+        hint="\n".join((*all_advice(plan), SEE_FIT)),
         needed_bytes=plan.total_bytes,
         free_bytes=plan.free_bytes,
         context_tokens=plan.context_tokens,
@@ -140,12 +140,13 @@ def demand(plan: MemoryPlan, name: str) -> MemoryPlan:
     )
 
 
+SEE_FIT = "`localchat fit MODEL` lists what makes room."
 ANYWAY = "--anyway loads it regardless; the system may kill it when memory runs out."
 _RESERVE_BYTES = 500_000_000
 
 
 def all_advice(plan: MemoryPlan) -> tuple[str, ...]:
-    """Return the remedies for a load that does not fit, best first, and the overriding flag."""
+    """Return the backend's remedies for a load that does not fit, and the overriding flag."""
     # `--anyway` sets the reserve to zero.
     if plan.fits or plan.missing or not plan.reserve_bytes:
         return plan.advice
@@ -306,15 +307,6 @@ _ROUGH_BITS = 3.5
 def is_rough(quantization: str) -> bool:
     """Return True if a smaller model answers better than this usual quantization."""
     return _BITS_PER_WEIGHT[quantization] < _ROUGH_BITS
-
-
-def smaller_quantization(shape: ModelShape, limit_bytes: int) -> str:
-    """Return the finest usual quantization within `limit_bytes` and below the present size, or ""."""
-    present_bytes = shape.weights_bytes
-    for name, share in smaller_quantizations(shape).items():
-        if present_bytes * share <= limit_bytes:
-            return name
-    return ""
 
 
 def smaller_quantizations(shape: ModelShape) -> dict[str, float]:

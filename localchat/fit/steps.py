@@ -1,9 +1,8 @@
 """Steps that make room for a load, each with its gain on this machine.
 
-The order is that of the loss to the user: less RAM for idle conversations costs time, a smaller model answers
-worse. `load_steps` plans the load again with one option changed, so a step that is said to suffice does
-suffice. models/substitutes.py adds the steps that change weights, and chat/prompt_steps.py has those of a
-prompt.
+The order is that of the loss to the user: a coarser KV cache costs little, a smaller model answers worse.
+`load_steps` plans the load again with one option changed, so a step that is said to suffice does suffice.
+models/substitutes.py adds the steps that change weights, and chat/prompt_steps.py has those of a prompt.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 StepName: TypeAlias = Literal[
     "shorter_input",
-    "prefix_reuse",
     "kv_type",
     "context",
     "gpu_layers",
@@ -32,7 +30,6 @@ StepName: TypeAlias = Literal[
 ]
 TITLES: Final[dict[StepName, str]] = {
     "shorter_input": "shorter input",
-    "prefix_reuse": "prefix reuse",
     "kv_type": "KV type",
     "context": "context",
     "gpu_layers": "layers on the GPU",
@@ -142,7 +139,6 @@ def load_steps(
     # With a fixed context, two plans differ by the step alone.
     fixed = msgspec.structs.replace(options, context_tokens=plan(options).context_tokens)
     load = _Load(options, fixed, plan, plan(fixed))
-    yield from _prefix_reuse_steps(load)
     yield from _kv_type_steps(load)
     yield from _context_steps(load)
     if has_gpu and load.base.backend != "cuda" and options.gpu_layers != "auto":
@@ -173,19 +169,6 @@ class _Load:
         same_context = self.plan(msgspec.structs.replace(self.fixed, **changes))
         saved = needed_bytes(self.base) - needed_bytes(same_context)
         return max(saved, 0), self.plan(msgspec.structs.replace(self.options, **changes))
-
-
-def _prefix_reuse_steps(load: _Load) -> Iterator[MemoryStep]:
-    if cache_bytes := load.options.cache_ram_bytes or 0:
-        plan = load.plan(msgspec.structs.replace(load.options, cache_ram_bytes=0))
-        yield MemoryStep(
-            "prefix_reuse",
-            "no RAM kept for prefixes of idle conversations, which are then computed anew",
-            cache_bytes,
-            suffices=plan.fits,
-            flag="--cache-ram 0",
-            settings=(("cache_ram_mib", "0"),),
-        )
 
 
 def _kv_type_steps(load: _Load) -> Iterator[MemoryStep]:

@@ -139,15 +139,6 @@ def recommended_names(paths: Paths, machine: Machine) -> list[str]:
     return [recommendation.name for recommendation in reversed(recommendations)]
 
 
-def with_models_that_fit(advice: str, paths: Paths, machine: Machine | None = None) -> str:
-    """Add the recommended models to the advice for a load that does not fit."""
-    names = recommended_names(paths, machine or usable_machine())
-    line = f"Models that fit here: {', '.join(names)}. localchat pull NAME downloads one."
-    if names:
-        return f"{advice}\n{line}".lstrip()
-    return advice
-
-
 def guide_phrases(paths: Paths) -> dict[str, str]:
     """Return replacements for the model names in the guide's fixed answers."""
     names = recommended_names(paths, usable_machine())

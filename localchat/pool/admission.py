@@ -9,7 +9,7 @@ from localchat.backend_api.registry import usable_machine
 from localchat.config.paths import find_paths
 from localchat.engine.options import EngineOptions
 from localchat.errors import DoesNotFit, EngineBusy, LocalchatError
-from localchat.fit.memory_plan import demand, kept_free
+from localchat.fit.memory_plan import SEE_FIT, demand, kept_free
 from localchat.fit.steps import MemoryStep, SlotLimit
 from localchat.model_files.checkpoint import read_summary
 from localchat.models.assess import Subject, assess
@@ -114,7 +114,7 @@ def never_fits(spec: ModelSpec, admission: AdmissionResult) -> DoesNotFit:
     error = DoesNotFit(
         f"{spec.name} needs {size(admission.needed_bytes)}, and {size(admission.free_bytes)} are free"
         f"{kept_free(admission.reserve_bytes)}",
-        hint="\n".join(admission.advice) or f"localchat fit {spec.name} shows what would help",
+        hint="\n".join((*admission.advice, SEE_FIT)),
         needed_bytes=admission.needed_bytes,
         free_bytes=admission.free_bytes,
     )

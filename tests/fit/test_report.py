@@ -8,6 +8,7 @@ from localchat.errors import DoesNotFit, ExitCode
 from localchat.fit.hardware import Machine
 from localchat.fit.memory_plan import (
     ANYWAY,
+    SEE_FIT,
     MemoryPlan,
     demand,
     gpu_reserve_bytes,
@@ -64,7 +65,7 @@ def test_a_plan_that_does_not_fit_is_an_error_with_numbers_and_advice() -> None:
     with pytest.raises(DoesNotFit, match=told) as caught:
         demand(short, "toy")
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
-    assert caught.value.hint.splitlines() == ["--ctx 4096: 5 GB in all.", ANYWAY]
+    assert caught.value.hint.splitlines() == ["--ctx 4096: 5 GB in all.", ANYWAY, SEE_FIT]
     assert verdict(short)[-2:] == ("--ctx 4096: 5 GB in all.", ANYWAY)
     assert ANYWAY not in verdict(replace(short, reserve_bytes=0))
     assert caught.value.details["needed_bytes"] == 6_000_000_000

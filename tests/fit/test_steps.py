@@ -64,7 +64,6 @@ def applied(options: LoadOptions, step: MemoryStep) -> LoadOptions:
         "context_length": "context_tokens",
         "n": "max_slots",
         "gpu_layers": "gpu_layers",
-        "cache_ram_mib": "cache_ram_bytes",
     }
     given = {names[key]: int(v) if v.isdigit() else v for key, v in step.settings}
     return structs.replace(options, **given)
@@ -95,13 +94,6 @@ def test_a_step_that_frees_next_to_nothing_is_not_worth_listing() -> None:
     assert step.is_worth(1_000_000)
     assert not step.is_worth(10 * GB)
     assert not MemoryStep("slots", "1 at once rather than 2").is_worth(0)
-
-
-def test_ram_kept_for_prefixes_is_given_up(eight_b: Path) -> None:
-    options = LoadOptions(context_tokens=4096, cache_ram_bytes=2 * GB, max_slots=2)
-    found, _ = on(SMALL, eight_b, options)
-    assert found["prefix_reuse"].gained_bytes == 2 * GB
-    assert found["prefix_reuse"].suffices
 
 
 def test_layers_that_were_asked_for_move_off_a_small_card(eight_b: Path) -> None:

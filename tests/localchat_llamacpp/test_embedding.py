@@ -185,9 +185,9 @@ def test_longest_text_follows_the_memory_and_too_little_is_no_fit(tmp_path: Path
     none = plan_embedding(
         shape, LoadOptions(), replace(machine, ram_free_bytes=0), can_offload=False
     )
-    assert not none.fits and none.advice
+    assert not none.fits
     asked = plan_embedding(shape, LoadOptions(context_tokens=4096), tight, can_offload=False)
-    assert not asked.fits and "--ctx" in asked.advice[0]
+    assert not asked.fits and asked.max_context_tokens >= 512
     beyond = plan_embedding(shape, LoadOptions(context_tokens=5000), machine, can_offload=False)
     assert beyond.fits and beyond.context_tokens == 4096
     with pytest.raises(UsageError):

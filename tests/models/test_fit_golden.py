@@ -69,7 +69,6 @@ def _row(entry: CatalogEntry, machine: Machine) -> str:
         f"of {verdict.max_context_tokens:,}".rjust(11),
         verdict.kv_type.rjust(5),
         f"{size(verdict.total_bytes)} of {size(verdict.free_bytes)}".rjust(19),
-        "; ".join(line.partition(":")[0] for line in verdict.advice),
     )
     return "  ".join(cells).rstrip()
 

@@ -594,7 +594,7 @@ def _memory_plan(budget: GpuBudget) -> MemoryPlan:
         context = longest
     notes = (*notes, *_length_notes(load, context))
     if longest < context:
-        advice = tuple(_advice(budget, context, longest, min_context))
+        advice = tuple(_advice(budget, context))
         return _refused(replace(budget, notes=notes), context, longest, advice)
     return _accepted(replace(budget, notes=notes), context, longest)
 
@@ -834,19 +834,12 @@ def _limit_advice(budget: GpuBudget, context: int) -> Iterator[str]:
         yield f"--vram-gb {gigabytes_flag(total)}: what it takes with {tokens(context)}."
 
 
-def _advice(budget: GpuBudget, context: int, longest: int, min_context: int) -> Iterator[str]:
-    """Yield what would help, cheapest for the user first."""
-    load = budget.load
+def _advice(budget: GpuBudget, context: int) -> Iterator[str]:
+    """Yield what would help besides the steps of every load (fit/steps.py)."""
     yield from _limit_advice(budget, context)
     if budget.draft_bytes and not budget.prediction_head:
         yield f"Leave out --draft: the draft model takes {size(budget.draft_bytes)}."
-    yield from _fp8_advice(budget, longest, max(context, load.config.context_train))
-    if min_context <= longest < context:
-        yield f"--ctx {longest}: {size(budget.kv_bytes(longest))} of cache."
-    if load.gpu.others_bytes > 1_000_000_000:
-        yield f"Other programs hold {size(load.gpu.others_bytes)} of this GPU: close them."
-    if load.config.quantization is None:
-        quarter = budget.fixed_bytes - budget.weights + budget.weights // 4
-        if quarter + budget.kv_bytes(min_context) <= budget.free:
-            yield "An AWQ or GPTQ quantization of this model takes a third."
+    others_bytes = budget.load.gpu.others_bytes
+    if others_bytes > 1_000_000_000:
+        yield f"Other programs hold {size(others_bytes)} of this GPU: close them."
     yield "A GGUF of this model: llama.cpp can leave some layers in RAM."

@@ -325,9 +325,7 @@ class Budgets:
 
     def has_room(self, budget: Budget, spare_bytes: int = 0) -> bool:
         """Return True if memory is enough, with `spare_bytes` of RAM left over."""
-        host_cache = self.options.cache_ram_bytes or 0
-        ram = budget.ram + host_cache + spare_bytes
-        return ram <= self.ram_bytes and self._gpus_have_room(budget)
+        return budget.ram + spare_bytes <= self.ram_bytes and self._gpus_have_room(budget)
 
     def _gpus_have_room(self, budget: Budget) -> bool:
         if self.trusted:

@@ -17,7 +17,6 @@ from localchat.fit.memory_plan import (
     weights_split,
 )
 from localchat.model_files.architecture import ENCODERS, ModelShape
-from localchat.units import size
 from localchat_llamacpp.plan.buffers import (
     PROCESS_BYTES,
     TOKEN_BYTES,
@@ -134,11 +133,6 @@ class _EmbeddingBudget:
         weights, cache, scratch, overhead = (sum(part) for part in parts)
         gpu = sum(part.gpu for part in parts)
         gpu_free = self._gpu_bytes if gpu else 0
-        advice: tuple[str, ...] = ()
-        if not fits:
-            advice = (f"A smaller model: {size(self._ram_bytes)} are free.",)
-            if longest:
-                advice = (f"--ctx {longest}: shorter texts.",)
         return MemoryPlan(
             backend="llama.cpp",
             weights_bytes=weights,
@@ -154,7 +148,6 @@ class _EmbeddingBudget:
             gpu_layers=self._layers,
             cache_ram_bytes=0,
             max_step_tokens=tokens,
-            advice=advice,
             layers=self._shape.all_layers + 1,
             gpu_bytes=gpu,
             gpu_free_bytes=gpu_free,

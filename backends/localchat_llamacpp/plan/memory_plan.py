@@ -21,10 +21,8 @@ from localchat.fit.memory_plan import (
     MIN_CONTEXT_TOKENS,
     MemoryPlan,
     check_context,
-    is_rough,
     kv_types,
     largest,
-    smaller_quantization,
 )
 from localchat.model_files.architecture import ModelShape
 from localchat.units import gigabytes_flag, size, tokens
@@ -38,8 +36,6 @@ _LONG_GOALS = 4
 _HOST_CACHE_BYTES = 2_000_000_000
 _SHORT_TOKENS = 2048
 """Context of a load that the user requests although it does not fit."""
-_SMALL_PART = 20
-"""Weights below this part of the budget do not keep a load from fitting."""
 _DEFAULT_SHARE = 4
 """Part of the memory left beside one context that the room for other requests may take unasked."""
 _USUAL_CONVERSATION_TOKENS = 8192
@@ -353,7 +349,11 @@ class _Chooser:
             *self._room_notes(candidate, context, room),
         )
         longest = self._longest_with_windows(candidate, longest)
-        return self._result(candidate, context, longest, room, fits=True, notes=notes)
+        plan = self._result(candidate, context, longest, room, fits=True, notes=notes)
+        if (self.options.cache_ram_bytes or 0) > plan.cache_ram_bytes:
+            note = f"--cache-ram is {size(plan.cache_ram_bytes)} here: the load leaves no more."
+            return replace(plan, notes=(*plan.notes, note))
+        return plan
 
     def _longest_with_windows(self, candidate: Candidate, longest: int) -> int:
         """Return the longest context that a request for it would get.
@@ -371,7 +371,7 @@ class _Chooser:
         return replace(
             plan,
             missing=self._exceeded_limit(budget, context),
-            advice=tuple(self._advice(candidate)),
+            advice=tuple(self._limit_advice(budget)),
         )
 
     def _overcommitted(self, candidate: Candidate, longest: int) -> MemoryPlan:
@@ -403,6 +403,8 @@ class _Chooser:
         return largest(lambda context: not self.budgets.budget(context, candidate).flash, limit)
 
     def _spare_for_host(self) -> int:
+        if self.options.cache_ram_bytes is not None:
+            return self.options.cache_ram_bytes
         return min(_HOST_CACHE_BYTES // 2, self.budgets.ram_bytes // 8)
 
     def _room(self, candidate: Candidate, context: int) -> int:
@@ -467,9 +469,10 @@ class _Chooser:
 
     def _host_cache_bytes(self, budget: Budget) -> int:
         """Return the RAM for swapped prefixes: as requested, else half of what stays free, at most 2 GB."""
+        left = max(self.budgets.ram_bytes - budget.ram, 0)
         if self.options.cache_ram_bytes is not None:
-            return self.options.cache_ram_bytes
-        return min(max(self.budgets.ram_bytes - budget.ram, 0) // 2, _HOST_CACHE_BYTES)
+            return min(self.options.cache_ram_bytes, left)
+        return min(left // 2, _HOST_CACHE_BYTES)
 
     def _choice_notes(self, candidate: Candidate, context: int) -> Iterator[str]:
         """Explain the context, the KV type and the windows."""
@@ -544,11 +547,6 @@ class _Chooser:
         """Return the message if only a limit of the user forbids the load, else empty."""
         budgets = self.budgets
         limit = self.options.kv_limit_bytes
-        if spare := self._spare_bytes(budget):
-            return (
-                f"--cache-ram reserves {size(self.options.cache_ram_bytes or 0)} for idle KV, but the load "
-                f"leaves only {size(spare)} free."
-            )
         if limit is None or budgets.is_allowed(budget) or not budgets.has_room(budget):
             return ""
         return (
@@ -556,44 +554,9 @@ class _Chooser:
             f"{size(limit)}."
         )
 
-    def _spare_bytes(self, budget: Budget) -> int:
-        """Return the RAM left if only the requested host cache forbids the load, else 0."""
-        budgets = self.budgets
-        host_cache = self.options.cache_ram_bytes or 0
-        if budgets.has_room(budget) or not budgets.is_allowed(budget):
-            return 0
-        if budgets.has_room(budget, -host_cache):
-            return budgets.ram_bytes - budget.ram
-        return 0
-
-    def _advice(self, candidate: Candidate) -> Iterator[str]:
-        """Yield what would help, cheapest for the user first."""
-        budgets = self.budgets
-        budget = budgets.budget(self.goal, candidate)
-        yield from self._limit_advice(candidate, budget)
-        small = candidate
-        if "q8_0" in self.possible_types and not candidate.is_quantized:
-            small = candidate._replace(kv_type="q8_0")
-            if budgets.fits(self.goal, small):
-                yield f"--kv-type q8_0: {self._total(self.goal, small)} in all."
-        yield from self._context_advice(candidate, small)
-        if budgets.has_room(budget) or self._spare_bytes(budget):
-            return  # the user limited the cache, so neither layers nor weights help
-        if candidate.gpu_layers and not budgets.unified:
-            layers = budgets.max_gpu_layers(self.goal, candidate)
-            if layers or budgets.fits(self.goal, candidate._replace(gpu_layers=0)):
-                yield f"--gpu-layers {layers}: the rest stays in RAM."
-        weights = sum(budgets.budget(self.min_context, small).weights)
-        is_small = weights < (budget.ram + budget.gpu) // _SMALL_PART
-        if is_small and budgets.fits(self.min_context, small):
-            return  # the context is what does not fit
-        yield from self._smaller_weights_advice(small)
-
-    def _limit_advice(self, candidate: Candidate, budget: Budget) -> Iterator[str]:
+    def _limit_advice(self, budget: Budget) -> Iterator[str]:
         """Suggest raising limits that the user set."""
         budgets = self.budgets
-        if spare := self._spare_bytes(budget):
-            yield f"--cache-ram {spare >> 20}: what the load leaves free."
         if not budgets.is_allowed(budget) and budgets.has_room(budget):
             kv = gigabytes_flag(sum(budget.kv))
             yield f"--kv-gb {kv}: what {tokens(self.goal)} take."
@@ -603,51 +566,4 @@ class _Chooser:
             and budgets.gpu_count == 1
             and (limit < budget.gpu <= budgets.all_gpu_bytes)
         ):
-            layers = candidate.gpu_layers
-            yield f"--vram-gb {gigabytes_flag(budget.gpu)}: what {layers} layers take."
-
-    def _context_advice(self, candidate: Candidate, small: Candidate) -> Iterator[str]:
-        """Suggest a shorter context, with a smaller KV type if it takes both."""
-        limit = min(self.goal, self.trained)
-        for shorter, flag in ((candidate, ""), (small, f" --kv-type {small.kv_type}")):
-            longest = self.budgets.longest_context(shorter, limit)
-            if self.min_context <= longest < self.goal:
-                yield f"--ctx {longest}{flag}: {self._total(longest, shorter)} in all."
-                return
-
-    def _smaller_weights_advice(self, small: Candidate) -> Iterator[str]:
-        """Suggest other weights: a smaller model before a quantization that spoils this one."""
-        shorter = ""
-        name = self._coarser_quantization(self.options.context_tokens or self.min_context, small)
-        if not name:
-            shorter = ", and a shorter --ctx"
-            name = self._coarser_quantization(self.min_context, small)
-        if name and not is_rough(name):
-            yield f"A smaller quantization of this model, such as {name}{shorter}."
-            return
-        if not name and self.budgets.fits(self.min_context, small):
-            return
-        limit = self._weights_limit(self.min_context, small)
-        if not limit:
-            yield "No memory is free here; close other programs."
-            return
-        yield f"A smaller model: at most {size(limit)} of weights fit here now."
-        if name:
-            yield f"{name} of this model{shorter}: it would fit, and answer much worse."
-
-    def _coarser_quantization(self, context: int, candidate: Candidate) -> str:
-        """Return the finest usual quantization that fits with this context, or an empty name."""
-        limit = self._weights_limit(context, candidate)
-        return smaller_quantization(self.budgets.shape, limit)
-
-    def _weights_limit(self, context: int, candidate: Candidate) -> int:
-        """Return the size of a file that would fit into such a load."""
-        budget = self.budgets.budget(context, candidate)
-        weights = sum(budget.weights)
-        room = self.budgets.free_bytes(budget) - (budget.ram + budget.gpu - weights)
-        # A tied embedding lies on a GPU twice, so that a byte of the file takes more than one.
-        return max(room, 0) * self.budgets.shape.weights_bytes // max(weights, 1)
-
-    def _total(self, context: int, candidate: Candidate) -> str:
-        budget = self.budgets.budget(context, candidate)
-        return size(budget.ram + budget.gpu)
+            yield f"--vram-gb {gigabytes_flag(budget.gpu)}: what the layers on the GPU take."

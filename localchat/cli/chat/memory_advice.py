@@ -9,11 +9,12 @@ from localchat.models.resolve import planned_load
 
 
 def add_load_steps(problem: DoesNotFit, setup: Setup) -> None:
-    """Add the steps for a load to the hint of an error with sizes."""
-    if "needed_bytes" not in problem.details:
-        return
-    if steps := _load_steps(setup):
-        problem.hint = "\n".join(filter(None, (problem.hint, IN_ORDER, *step_lines(steps))))
+    """Add the steps for a load to the hint of an error, in place of the command that lists them."""
+    from localchat.fit.memory_plan import SEE_FIT
+
+    if "needed_bytes" in problem.details and (steps := _load_steps(setup)):
+        others = [line for line in problem.hint.splitlines() if line != SEE_FIT]
+        problem.hint = "\n".join((*others, IN_ORDER, *step_lines(steps)))
 
 
 def _load_steps(setup: Setup) -> tuple[MemoryStep, ...]:

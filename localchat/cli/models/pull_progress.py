@@ -137,7 +137,9 @@ def _verdict(report: "FitReport") -> str:
     memory = f"{size(plan.total_bytes)} of {size(plan.free_bytes)} free"
     if not plan.fits:
         context = f"with {plan.context_tokens:,} tokens of context"
-        return "\n  ".join((f"{report.name} will not fit: {memory}, {context}", *plan.advice))
+        first = f"{report.name} will not fit: {memory}, {context}"
+        more = f"localchat fit {report.name} lists what makes room"
+        return "\n  ".join((first, *plan.advice, more))
     summary = f"{memory}, {plan.context_tokens:,} tokens of context"
     speed = report.expected_speed
     if speed is not None and speed.is_measured:

@@ -51,7 +51,6 @@ def test_a_context_asked_for_is_never_shrunk() -> None:
     found = plan(CONFIG, [header(15 * GB)], options, gpu(18_700_000_000))
     assert not found.fits
     assert found.context_tokens == 32768
-    assert any(line.startswith(f"--ctx {found.max_context_tokens}") for line in found.advice)
     with pytest.raises(DoesNotFit, match="32,768"):
         demand(found, "it")
 
@@ -98,7 +97,6 @@ def test_weights_that_do_not_fit_raise_with_advice() -> None:
     found = plan(CONFIG, [header(15 * GB)], LoadOptions(), gpu(10 * GB))
     assert not found.fits
     assert found.max_context_tokens == 0
-    assert any("AWQ" in line for line in found.advice)
     assert any("Other programs hold 14" in line for line in found.advice)
     assert "llama.cpp" in found.advice[-1]
 
@@ -142,8 +140,7 @@ def test_a_cache_of_8_bits_is_proposed_where_it_helps() -> None:
     coded = plan(CONFIG, [header(15 * GB)], LoadOptions(max_slots=4, kv_type="fp8"), room)
     assert f"FP8 KV would give {coded.max_context_tokens:,} tokens (--kv-type fp8)" in note
     asked = LoadOptions(context_tokens=coded.max_context_tokens, max_slots=4)
-    refused = plan(CONFIG, [header(15 * GB)], asked, room)
-    assert any("--kv-type fp8" in line for line in refused.advice)
+    assert not plan(CONFIG, [header(15 * GB)], asked, room).fits
     assert not any("FP8" in line for line in coded.notes)
 
 
