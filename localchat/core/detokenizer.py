@@ -44,11 +44,6 @@ class Detokenizer:
         return len(self._decoder.getstate()[0])
 
     @property
-    def waiting_tokens(self) -> int:
-        """Number of pushed tokens that are not completed."""
-        return len(self._ends)
-
-    @property
     def idle(self) -> bool:
         """Whether the text of the next token depends on its own bytes only."""
         return not self._ends and not self._strip

@@ -88,11 +88,6 @@ class StopScanner:
         self._state = 0
         self._held = ""
 
-    @property
-    def held_characters(self) -> int:
-        """Number of held characters."""
-        return len(self._held)
-
     def passes(self, text: str) -> bool:
         """Return whether no stop string is in progress or begins in the text."""
         return not self._state and self._patterns.starts.isdisjoint(text)

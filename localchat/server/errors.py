@@ -63,10 +63,8 @@ class ApiError(Exception):
         kind: str = "invalid_request_error",
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
-        steps: Sequence[Mapping[str, object]] = (),
     ) -> None:
-        """kind: OpenAI's `type`. headers: additional headers of the response. steps: ways to make room, for
-        the extension field `x_localchat`."""
+        """kind: OpenAI's `type`. headers: additional headers of the response."""
         super().__init__(message)
         self.status = status
         self.code = code
@@ -74,7 +72,8 @@ class ApiError(Exception):
         self.kind = kind
         self.param = param
         self.headers = dict(headers or {})
-        self.steps = tuple(steps)
+        self.steps: Sequence[Mapping[str, object]] = ()
+        """Ways to make room, for the extension field `x_localchat`."""
 
     @property
     def label(self) -> str:

@@ -39,7 +39,7 @@ def test_pieces_are_the_decoded_whole_without_the_start_of_a_code_point(
     last = detokenizer.flush()
     assert "".join(p.text for p in [*pieces, last]) == complete.decode(errors="replace")
     assert sum(p.tokens for p in [*pieces, last]) == len(tokens)
-    assert detokenizer.waiting_tokens == detokenizer.held_bytes == 0
+    assert len(detokenizer._ends) == detokenizer.held_bytes == 0
 
 
 @given(tokens_of_bytes)
@@ -50,7 +50,7 @@ def test_a_token_completes_with_the_piece_that_shows_its_last_byte(tokens: list[
         completed += piece.tokens
         shown += piece.text
         assert detokenizer.held_bytes < 4, "no more waits than one code point can need"
-        assert completed + detokenizer.waiting_tokens == count
+        assert completed + len(detokenizer._ends) == count
         out = sum(map(len, tokens[:count])) - detokenizer.held_bytes
         assert sum(map(len, tokens[:completed])) <= out
         assert completed == count or sum(map(len, tokens[: completed + 1])) > out

@@ -49,11 +49,11 @@ def test_only_what_could_become_a_stop_is_held(text: str, stops: list[str]) -> N
     for character in text:
         taken += character
         if scanner.push(character).stop:
-            assert scanner.held_characters == 0
+            assert len(scanner._held) == 0
             return
         beginnings = [s[:n] for s in stops for n in range(1, len(s))]
         could = [len(b) for b in beginnings if taken.endswith(b)]
-        assert scanner.held_characters == max(could, default=0)
+        assert len(scanner._held) == max(could, default=0)
 
 
 def test_the_stop_and_what_follows_are_not_shown() -> None:

@@ -738,10 +738,10 @@ class Scheduler:
         victim.new_blocks = victim.new_window_blocks = ()
         self.add(victim)
 
-    def _admit_next(self, step: StepBuilder, *, rows: bool = True) -> bool:
-        """Admit the first sequence of the queue if a row and room are free.
+    def _admit_next(self, step: StepBuilder) -> bool:
+        """Admit the first sequence of the queue, with its first tokens, if a row and room are free.
 
-        A step that preempted a sequence admits none. `rows`: add the first tokens to the step too.
+        A step that preempted a sequence admits none.
         """
         if step.preempted_any or len(self.running) >= self.row_limit:
             return False
@@ -781,8 +781,7 @@ class Scheduler:
             request_state.read_back = min(request_state.read_back, hit.cached)
             request_state.why_missed = request_state.disk_missed or hit.why_missed
         self._start(sequence, update)
-        if rows:
-            self._add_row(step, sequence)
+        self._add_row(step, sequence)
         return True
 
     def turn_cuts(self, tokens: tuple[int, ...], *, continues: bool = False) -> TurnCuts:
