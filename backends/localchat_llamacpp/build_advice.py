@@ -147,7 +147,7 @@ def best_offer(root: Path = Path("/")) -> RebuildOffer | None:
 
 
 def _offer(kind: str, gain: str) -> RebuildOffer:
-    from localchat_llamacpp.rebuild import missing_tools  # not for every load
+    from localchat_llamacpp.build_tools import missing_tools  # not for every load
 
     return RebuildOffer(kind, gain, missing_tools(kind))
 

@@ -23,6 +23,7 @@ from localchat.atomic import write_text
 from localchat.backend_api.interface import RebuildOffer, RebuildOutcome
 from localchat.errors import LocalchatError
 from localchat_llamacpp.build_advice import best_offer, has_amx
+from localchat_llamacpp.build_tools import builds_with_gcc, find_nvcc, missing_tools
 from localchat_llamacpp.library_source import (
     BINDING,
     BINDING_VERSION,
@@ -44,10 +45,6 @@ _WITHOUT_COMMON: Final = "set(LLAMA_BUILD_COMMON OFF)\n"
 turns the library on in cmake's cache, and a variable overrides the cache."""
 _WITHOUT_AMX: Final = ("-DCMAKE_CXX_FLAGS=-U__AMX_INT8__", "-DCMAKE_C_FLAGS=-U__AMX_INT8__")
 _NICE: Final = 10
-_COMPILER_PACKAGES: Final = (
-    "on Debian and Ubuntu `sudo apt install g++`, on Fedora `sudo dnf install gcc-c++`, elsewhere the package "
-    "with g++ or clang++"
-)
 
 _QUESTION: Final = "What is a KV cache, and why does a model need one?"
 _TRIAL: Final = (
@@ -115,7 +112,7 @@ def _build(kind: str, work: Path) -> Path:
     first.write_text(_WITHOUT_COMMON)
     environment = {
         **os.environ,
-        "CMAKE_ARGS": _cmake_arguments(kind, first, without_amx=has_amx() and _builds_with_gcc()),
+        "CMAKE_ARGS": _cmake_arguments(kind, first, without_amx=has_amx() and builds_with_gcc()),
         "SKBUILD_BUILD_TARGETS": "llama",
         "TMPDIR": str(temporary),
         "PIP_NO_CACHE_DIR": "1",  # a cached wheel may have other arguments
@@ -123,7 +120,7 @@ def _build(kind: str, work: Path) -> Path:
         "PIP_USER": "0",
     }
     if kind == "cuda":
-        environment.setdefault("CUDACXX", _find_nvcc())  # which may be outside of PATH
+        environment.setdefault("CUDACXX", find_nvcc())  # which may be outside of PATH
     process = subprocess.Popen(
         (
             *(*_find_installer(), "--no-deps", "--target", str(work / "packages")),
@@ -168,45 +165,6 @@ def _find_installer() -> tuple[str, ...]:
         f"a build needs pip or uv, and this environment has neither ({sys.prefix})",
         hint=f"{sys.executable} -m ensurepip   (on Debian and Ubuntu: apt install python3-venv first)",
     )
-
-
-def missing_tools(kind: str) -> str:
-    """Return a sentence on a missing requirement of this kind of build. Empty if nothing is missing."""
-    if not _has_compiler():
-        how = "xcode-select --install" if sys.platform == "darwin" else _COMPILER_PACKAGES
-        return f"It needs a C++ compiler: {how}."
-    if kind == "cuda" and not _find_nvcc():
-        return "It needs NVIDIA's CUDA toolkit with nvcc, its compiler."
-    if kind == "vulkan" and not shutil.which("glslc"):
-        return "It needs the Vulkan SDK with glslc, its compiler."
-    return ""
-
-
-def _has_compiler() -> bool:
-    if sys.platform == "darwin":
-        # macOS always has a c++, which opens a window if there is no compiler.
-        result = subprocess.run(["xcode-select", "-p"], capture_output=True, check=False)
-        return result.returncode == 0
-    return bool(_compiler("CXX", "c++", "g++", "clang++") and _compiler("CC", "cc", "gcc", "clang"))
-
-
-def _compiler(variable: str, *names: str) -> str:
-    """Return the compiler that cmake would use. Empty without one."""
-    named = os.environ.get(variable, "").split(" ")[0]
-    return next((path for name in (named, *names) if name and (path := shutil.which(name))), "")
-
-
-def _builds_with_gcc() -> bool:
-    """Return True if GCC would compile, some versions of which produce crashing AMX code."""
-    compiler = _compiler("CXX", "c++", "g++", "clang++")
-    result = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    return "clang" not in result.stdout.lower()
-
-
-def _find_nvcc() -> str:
-    """Return NVIDIA's compiler. Empty without one."""
-    usual = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin/nvcc"
-    return shutil.which("nvcc") or (str(usual) if usual.is_file() else "")
 
 
 def _try(current: Path | None, built: Path, *, on_gpu: bool) -> RebuildOutcome:

@@ -8,7 +8,7 @@ import pytest
 
 from localchat.backend_api.interface import BuildInfo
 from localchat.fit.hardware import Machine
-from localchat_llamacpp import build_advice, native, rebuild
+from localchat_llamacpp import build_advice, build_tools, native
 from localchat_llamacpp.library_source import (
     VARIABLE,
     LibraryFile,
@@ -46,7 +46,7 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Source
         monkeypatch.setattr(build_advice, "can_offload", lambda: False)
         monkeypatch.setattr(build_advice, "runs_heads", lambda: True)
 
-    monkeypatch.setattr(rebuild, "missing_tools", lambda kind: "")
+    monkeypatch.setattr(build_tools, "missing_tools", lambda kind: "")
     return used
 
 
@@ -103,10 +103,10 @@ def test_a_card_comes_before_instructions_unless_its_compiler_is_missing(
     root = _machine(tmp_path, "avx2 avx512f", nvidia=True)
     offer = build_advice.best_offer(root)
     assert offer is not None and (offer.kind, offer.missing) == ("cuda", "")
-    monkeypatch.setattr(rebuild, "missing_tools", lambda kind: "nvcc" if kind == "cuda" else "")
+    monkeypatch.setattr(build_tools, "missing_tools", lambda kind: "nvcc" if kind == "cuda" else "")
     offer = build_advice.best_offer(root)
     assert offer is not None and offer.kind == "cpu"
-    monkeypatch.setattr(rebuild, "missing_tools", lambda kind: f"no compiler for {kind}")
+    monkeypatch.setattr(build_tools, "missing_tools", lambda kind: f"no compiler for {kind}")
     offer = build_advice.best_offer(root)
     assert offer is not None and (offer.kind, offer.missing) == ("cuda", "no compiler for cuda")
 
@@ -126,7 +126,7 @@ def test_a_better_build_and_the_amx_fault_are_told(
     library: Callable[[Source], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library("xllamacpp")
-    monkeypatch.setattr(rebuild, "missing_tools", lambda kind: "It needs a compiler.")
+    monkeypatch.setattr(build_tools, "missing_tools", lambda kind: "It needs a compiler.")
     better, safe, without = build_advice.remedies(
         _build(amx=True), _machine(tmp_path, "avx2 avx512f")
     )

@@ -15,6 +15,7 @@ import pytest
 
 from localchat.backend_api.interface import RebuildOutcome
 from localchat.errors import LocalchatError
+from localchat_llamacpp import build_tools
 from localchat_llamacpp import rebuild as rebuild_module
 from localchat_llamacpp.library_source import (
     RECORD,
@@ -228,11 +229,11 @@ def test_missing_tools_are_named_with_how_to_get_them(
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     there = {"cc", "c++"}
     monkeypatch.setattr("shutil.which", lambda name: name if name in there else None)
-    assert rebuild_module.missing_tools("cpu") == ""
-    assert "nvcc" in rebuild_module.missing_tools("cuda")
-    assert "glslc" in rebuild_module.missing_tools("vulkan")
+    assert build_tools.missing_tools("cpu") == ""
+    assert "nvcc" in build_tools.missing_tools("cuda")
+    assert "glslc" in build_tools.missing_tools("vulkan")
     there.remove("c++")
-    assert "apt install g++" in rebuild_module.missing_tools("cpu")
+    assert "apt install g++" in build_tools.missing_tools("cpu")
 
 
 def test_a_library_is_tried_by_the_program_itself(monkeypatch: pytest.MonkeyPatch) -> None:
