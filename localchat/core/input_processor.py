@@ -204,6 +204,7 @@ class InputProcessor:
             else:
                 sequence.grammar_matcher = self._grammars.grammar_matcher(
                     grammar,
+                    room=max_tokens,
                     ignore_ends=request.ignore_eos,
                     min_tokens=request.min_tokens,
                 )
@@ -216,7 +217,7 @@ class InputProcessor:
     def _usable(self, grammar: GrammarSpec) -> GrammarSpec | None:
         """Return an optional grammar, or None with a notice if it cannot be compiled."""
         try:
-            self._grammars.grammar_matcher(grammar)
+            self._grammars.grammar_matcher(grammar, room=self._context)
         except UsageError as problem:
             self._warn_once(
                 (f"The arguments of tools are not bound by a grammar: {problem.message}.",)

@@ -45,6 +45,14 @@ def _cut(sequence: Sequence) -> Finished:
     return Finished(sequence.choice, "length", limit=sequence.request_state.limit)
 
 
+def _natural_end(sequence: Sequence) -> Finished:
+    """Return the end of a choice that ended itself, unless the length guard shortened it."""
+    matcher = sequence.grammar_matcher
+    if matcher is not None and matcher.shortened:
+        return _cut(sequence)
+    return Finished(sequence.choice, "stop")
+
+
 class OutputProcessor:
     """Owns the running requests. Used by the engine core's thread alone."""
 
@@ -332,7 +340,7 @@ class OutputProcessor:
         request = sequence.request_state.request
         if sample.token in self._tokenizer.eog and not request.ignore_eos:
             events += sequence.output.finish()
-            return Finished(sequence.choice, "stop")
+            return _natural_end(sequence)
         generated = sequence.known - sequence.request_state.prompt_tokens
         may_stop = generated > request.min_tokens
         if sample.token in request.stop_tokens and may_stop:
@@ -352,7 +360,7 @@ class OutputProcessor:
             return Finished(choice, "stop", delta.stop)
         if grammar_matcher is not None and grammar_matcher.ended:
             events += sequence.output.finish()
-            return Finished(sequence.choice, "stop")
+            return _natural_end(sequence)
         if delta.repetition is not None:
             events += sequence.output.finish()
             return Finished(choice, "repetition", repetition=delta.repetition)

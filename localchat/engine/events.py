@@ -126,7 +126,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", omit_defaults=True):
     stop: str = ""
     """Stop string that ended it, if any."""
     limit: Limit = ""
-    """Limit that ended it, if the reason is `length`."""
+    """Limit that ended or shortened it, if the reason is `length`."""
     repetition: Repetition | None = None
     """Repeated text, if the reason is `repetition`."""
 

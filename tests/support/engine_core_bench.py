@@ -35,6 +35,7 @@ from localchat.core.kv_cache.disk_tier import DiskTier
 from localchat.core.kv_cache.slot_disk_tier import SlotDiskTier
 from localchat.core.sequence import RequestState
 from localchat.core.structured_output.compiler import grammar_spec, llguidance_tokenizer
+from localchat.core.structured_output.length_guard import ClosingState, LengthGuard
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -310,15 +311,20 @@ class Said:
 
 
 LEXICON = llguidance_tokenizer(ScriptedTokenizer())
+ENDINGS = LengthGuard(ScriptedTokenizer())
 
 
 class Rules:
     """A grammar, one token after the other. Tokens are bytes: what is forced is what a mask alone allows."""
 
-    def __init__(self, asked: GenerateRequest) -> None:
+    def __init__(self, asked: GenerateRequest, room: int) -> None:
         assert asked.grammar is not None
+        self._schedule = ClosingState(check_at=room // 2)
+        self._room = room
+        self._said = 0
         self._matcher = LLMatcher(LEXICON, grammar_spec(asked.grammar).source, log_level=0)
         self._ignore_eos = asked.ignore_eos
+        self.shortened = False
 
     def mask(self) -> bytes:
         bits = np.unpackbits(
@@ -326,11 +332,21 @@ class Rules:
         )
         if self._ignore_eos and bits.sum() > 1:
             bits[EOS] = 0
-        return np.packbits(bits, bitorder="little").tobytes()[: 4 * ((VOCAB + 31) // 32)]
+        words = np.packbits(bits, bitorder="little").tobytes()[: 4 * ((VOCAB + 31) // 32)]
+        if self._matcher.compute_ff_tokens():
+            return words
+        if not self._schedule.closing and self._said >= self._schedule.check_at:
+            left = self._room - self._said
+            self._schedule = ENDINGS.check(self._matcher, self._said, left)
+        if not self._schedule.closing:
+            return words
+        self.shortened |= ENDINGS.narrows(words, ENDINGS.closing_tokens(words))
+        return ENDINGS.closing_mask(words)
 
     def take(self, token: int) -> bool:
         """Whether nothing can follow."""
         assert self._matcher.consume_token(token)
+        self._said += 1
         return self._matcher.is_stopped()
 
 
@@ -341,7 +357,7 @@ def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, r
     prompt = len(tokens)
     most = room if asked.max_tokens is None else min(asked.max_tokens, room)
     sampler, vocabulary, raw = Sampler(VOCAB), ScriptedTokenizer(), b""
-    rules = Rules(asked) if asked.grammar is not None else None
+    rules = Rules(asked, most) if asked.grammar is not None else None
     while len(tokens) - prompt < most:
         tally = TokenCounts(tokens, prompt) if sampling.penalised else None
         mask = rules.mask() if rules is not None else None
@@ -349,7 +365,7 @@ def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, r
         tokens.append(token)
         said = tuple(tokens[prompt:])
         if token == EOS and not asked.ignore_eos:
-            return Said(said, _whole(raw), "stop")
+            return Said(said, _whole(raw), _end(rules))
         raw += vocabulary.piece(token)
         text = _whole(raw)
         ends = [
@@ -359,13 +375,17 @@ def simulate(asked: GenerateRequest, logits: Logits, sampling: SamplingParams, r
             end, length, stop = min(ends)
             return Said(said, text[: end + length], "stop", stop)
         if rules is not None and rules.take(token):
-            return Said(said, _whole(raw), "stop")
+            return Said(said, _whole(raw), _end(rules))
     text = _whole(raw)
     ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in asked.stop if stop in text]
     if ends:
         end, length, _ = min(ends)
         text = text[: end + length]
     return Said(tuple(tokens[prompt:]), text, "length")
+
+
+def _end(rules: Rules | None) -> str:
+    return "length" if rules is not None and rules.shortened else "stop"
 
 
 def _whole(raw: bytes) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localchat.backend_api.interface import Tokenizer
 from localchat.core.structured_output.json_schema import close_objects
+from localchat.core.structured_output.length_guard import LengthGuard
 from localchat.core.structured_output.matcher import GrammarMatcher, first_line
 from localchat.core.structured_output.relaxation import LENIENT, dropped_keywords, relax
 from localchat.engine.request import Grammar
@@ -74,14 +75,15 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._llguidance_tokenizer: LLTokenizer | None = None
+        self._length_guard = LengthGuard(tokenizer)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._compilers = ThreadPoolExecutor(1, "grammar")
         self._workers = ThreadPoolExecutor(_MASK_THREADS, "mask")
 
     def grammar_matcher(
-        self, spec: "GrammarSpec", *, ignore_ends: bool = False, min_tokens: int = 0
+        self, spec: "GrammarSpec", *, room: int, ignore_ends: bool = False, min_tokens: int = 0
     ) -> GrammarMatcher:
-        """Return a new matcher for a text of at least `min_tokens` tokens.
+        """Return a new matcher for a text of `min_tokens` to `room` tokens.
 
         Raises UsageError that names the fault and its position.
         """
@@ -100,6 +102,8 @@ class GrammarCompiler:
             tokenizer.vocab_size,
             tokenizer.eog,
             self._workers,
+            self._length_guard,
+            room=room,
             ignore_ends=ignore_ends,
             min_tokens=min_tokens,
         )

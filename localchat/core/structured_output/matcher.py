@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from localchat.core.structured_output.length_guard import ClosingState, LengthGuard
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
@@ -37,21 +39,31 @@ class GrammarMatcher:
         vocab_size: int,
         ends: frozenset[int],
         workers: Executor,
+        length_guard: LengthGuard,
         *,
+        room: int,
         ignore_ends: bool = False,
         min_tokens: int = 0,
     ) -> None:
         """`matcher`: new, and owned by this object. `ends`: tokens that end a generation, allowed where the
-        text may end. `ignore_ends`: they are allowed only if nothing else may follow. `min_tokens`: ends are
-        ignored before this many tokens.
+        text may end. `ignore_ends`: they are allowed only if nothing else may follow. `room`: token limit of
+        the text. `min_tokens`: ends are ignored before this many tokens.
         """
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._ends = ends
         self._workers = workers
+        self._length_guard = length_guard
+        self._room = room
         self._ignore_ends = ignore_ends
         self._min_tokens = min_tokens
         self._generated = 0
+        # An answer that ends in the first half of its room never needs the guard.
+        self._closing_state = ClosingState(check_at=room // 2)
+        self._closing_states: dict[int, ClosingState] = {}
+        self._narrowed: set[int] = set()
+        """Positions at which the length guard excluded tokens that would have continued the text."""
+        self._shortened = False
         self._pending: Future[list[bytes]] | None = None
         # The matcher has consumed the generated tokens and these.
         self._forced = deque(self._take_forced())
@@ -60,6 +72,11 @@ class GrammarMatcher:
     def error(self) -> str:
         """Reason why the grammar cannot continue, as llguidance states it. Empty while it can."""
         return first_line(self._synchronized().get_error())
+
+    @property
+    def shortened(self) -> bool:
+        """Whether the length guard chose a token or the end, so that the text fits."""
+        return self._shortened or self._generated in self._narrowed
 
     @property
     def ended(self) -> bool:
@@ -82,6 +99,9 @@ class GrammarMatcher:
                 return False
         elif not matcher.consume_token(token):
             return False
+        # The text before this position is the same, so the state computed for it is valid.
+        self._closing_state = self._closing_states.get(self._generated, self._closing_state)
+        self._shortened = self.shortened
         self._generated += 1
         if not self._forced:
             self._forced.extend(self._take_forced())
@@ -148,19 +168,25 @@ class GrammarMatcher:
             matcher.rollback(consumed)
 
     def _compute(self, drafts: tuple[int, ...]) -> list[bytes]:
+        self._closing_states = {}
+        self._narrowed = set()
+        schedule = self._closing_state
         words = []
         for position, forced in enumerate(self._walk(drafts), self._generated):
-            if forced is None:
-                words.append(self._without_ends(self._allowed(), position))
-            else:
+            if forced is not None:
                 words.append(self._mask_of(forced))
+                continue
+            if not schedule.closing and position >= schedule.check_at:
+                schedule = self._length_guard.check(self._matcher, position, self._room - position)
+            self._closing_states[position] = schedule
+            allowed = self._without_ends(self._length_guard.allowed(self._matcher), position)
+            if schedule.closing:
+                closing = self._length_guard.closing_tokens(allowed)
+                if self._length_guard.narrows(allowed, closing):
+                    self._narrowed.add(position)
+                allowed = self._length_guard.closing_mask(allowed)
+            words.append(allowed)
         return words
-
-    def _allowed(self) -> bytes:
-        """Return the mask of the tokens that the grammar allows next, ceil(V / 32) words."""
-        # llguidance's mask may be a word longer.
-        words: bytes = self._matcher.compute_bitmask()
-        return words[: 4 * ((self._vocab_size + 31) // 32)]
 
     def _mask_of(self, token: int) -> bytes:
         words = bytearray(4 * ((self._vocab_size + 31) // 32))

@@ -46,7 +46,7 @@ def whole(chat: ChatFormat, text: str, grammar: Grammar | None = None, **fields:
     request = GenerateRequest(prompt, grammar=grammar)
     source = answer_grammar(request, chat.render(prompt), chat, TOKENIZER)
     assert source is not None
-    GRAMMARS.grammar_matcher(source)
+    GRAMMARS.grammar_matcher(source, room=1000)
     matcher = LLMatcher(LEXICON, source.source, log_level=0)
     tokens = TOKENIZER.encode(text, special=True)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -195,7 +195,7 @@ def test_a_tool_that_must_be_called_is_relaxed_and_not_refused(
     )
     spec = answer_grammar(GenerateRequest(prompt), chat.render(prompt), chat, TOKENIZER)
     assert spec is not None
-    GRAMMARS.grammar_matcher(spec)
+    GRAMMARS.grammar_matcher(spec, room=1000)
     assert relaxed_keywords(spec) == dropped
 
 
@@ -214,9 +214,11 @@ def test_a_compilation_that_takes_too_long_is_refused_and_blocks_no_other(
     monkeypatch.setattr(grammar_module, "COMPILE_S", 0.1)
     grammars = GrammarCompiler(TOKENIZER)
     with pytest.raises(UsageError, match=r"the regular expression takes more than 0\.1 s"):
-        grammars.grammar_matcher(grammar_spec(Grammar("regex", "slow")))
+        grammars.grammar_matcher(grammar_spec(Grammar("regex", "slow")), room=9)
     monkeypatch.setattr(grammar_module, "COMPILE_S", 90.0)
-    assert grammars.grammar_matcher(grammar_spec(Grammar("regex", "quick"))).forced is not None
+    assert (
+        grammars.grammar_matcher(grammar_spec(Grammar("regex", "quick")), room=9).forced is not None
+    )
     over.set()
 
 
@@ -231,7 +233,7 @@ def test_a_schema_may_say_how_its_json_is_written() -> None:
 
 
 def test_forced_tokens_need_no_mask_and_others_are_refused() -> None:
-    one = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "abc(d|e)f")))
+    one = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "abc(d|e)f")), room=50)
     said = []
     while one.forced is not None:
         said.append(one.forced)
@@ -247,13 +249,13 @@ def test_forced_tokens_need_no_mask_and_others_are_refused() -> None:
         assert one.accept(token)
         ends.append(one.ended)
     assert ends == [False, True]
-    other = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "[ab]c")))
+    other = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "[ab]c")), room=50)
     assert not other.accept(ord("x"))
     assert other.error
 
 
 def test_drafts_are_limited_to_the_grammar_and_leave_the_matcher_unchanged() -> None:
-    one = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "[ab]+cd[0-9]")))
+    one = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "[ab]+cd[0-9]")), room=50)
     assert bytes(one.allowed_drafts(list(b"abacd7x"))) == b"abacd7"
     assert bytes(one.allowed_drafts(list(b"abx"))) == b"ab"
     assert bytes(one.allowed_drafts(list(b"abcx"))) == b"abc"
@@ -264,7 +266,7 @@ def test_drafts_are_limited_to_the_grammar_and_leave_the_matcher_unchanged() -> 
 
 
 def test_a_text_without_end_is_forced_in_portions() -> None:
-    one = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "a{1000}b")))
+    one = GRAMMARS.grammar_matcher(grammar_spec(Grammar("regex", "a{1000}b")), room=2000)
     for _ in range(1000):
         assert one.forced == ord("a")
         one.accept(ord("a"))
@@ -301,7 +303,7 @@ def tried(make: Callable[[], GrammarMatcher]) -> GrammarMatcher | UsageError:
 @settings(max_examples=80, deadline=None)
 def test_any_schema_binds_or_is_refused_in_words(schema: dict[str, Any]) -> None:
     asked = Grammar("json_schema", json.dumps(schema))
-    one = tried(lambda: GRAMMARS.grammar_matcher(grammar_spec(asked)))
+    one = tried(lambda: GRAMMARS.grammar_matcher(grammar_spec(asked), room=60))
     if isinstance(one, UsageError):
         assert "the JSON schema" in one.message
         return
@@ -324,7 +326,7 @@ def test_any_tools_bind_or_are_refused(tools: list[dict[str, Any]]) -> None:
     def bound() -> GrammarMatcher:
         source = answer_grammar(GenerateRequest(prompt), chat.render(prompt), chat, TOKENIZER)
         assert source is not None
-        return GRAMMARS.grammar_matcher(source)
+        return GRAMMARS.grammar_matcher(source, room=60)
 
     one = tried(bound)
     assert one.message if isinstance(one, UsageError) else not one.error
@@ -334,5 +336,5 @@ def test_any_tools_bind_or_are_refused(tools: list[dict[str, Any]]) -> None:
 @given(source=st.text("ab()[]{}|*+?/\\:\n\"'%@<>1, startTX", max_size=30))
 @settings(max_examples=60, deadline=None)
 def test_any_grammar_binds_or_is_refused(kind: Any, source: str) -> None:
-    one = tried(lambda: GRAMMARS.grammar_matcher(grammar_spec(Grammar(kind, source))))
+    one = tried(lambda: GRAMMARS.grammar_matcher(grammar_spec(Grammar(kind, source)), room=60))
     assert one.message if isinstance(one, UsageError) else not one.error

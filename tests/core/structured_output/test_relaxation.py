@@ -28,7 +28,7 @@ GRAMMARS = GrammarCompiler(TOKENIZER)
 def takes(schema: dict[str, Any], text: str) -> bool:
     """Whether the grammar of a schema, which must compile, takes this text."""
     spec = grammar_spec(Grammar("json_schema", json.dumps(schema)))
-    GRAMMARS.grammar_matcher(spec)
+    GRAMMARS.grammar_matcher(spec, room=1000)
     matcher = LLMatcher(LEXICON, spec.source, log_level=0)
     tokens = TOKENIZER.encode(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
@@ -233,7 +233,7 @@ def test_every_keyword_of_every_draft_is_held_or_dropped() -> None:
 
 def _compiles(schema: dict[str, Any]) -> bool:
     try:
-        GRAMMARS.grammar_matcher(grammar_spec(Grammar("json_schema", json.dumps(schema))))
+        GRAMMARS.grammar_matcher(grammar_spec(Grammar("json_schema", json.dumps(schema))), room=9)
     except UsageError:
         return False
     return True
@@ -242,7 +242,7 @@ def _compiles(schema: dict[str, Any]) -> bool:
 def test_an_error_names_the_clients_field() -> None:
     grammar = Grammar("json_schema", '{"type": "ink"}', "response_format")
     with pytest.raises(UsageError, match=r"the JSON schema in 'response_format'.*ink") as caught:
-        GRAMMARS.grammar_matcher(grammar_spec(grammar))
+        GRAMMARS.grammar_matcher(grammar_spec(grammar), room=9)
     assert caught.value.details == {"field": "response_format"}
     assert "coerce" not in str(caught.value)
 
