@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from localchat.fit.kv_types import FP8, number_bytes
+from localchat.fit.kv_types import smaller_kv_type
 from localchat.fit.load_options import LoadOptions
 from localchat.units import size, tokens
 
@@ -41,8 +41,6 @@ TITLES: Final[dict[StepName, str]] = {
 IN_ORDER: Final = "What makes room, in order of what it costs you:"
 _TRIFLE: Final = 100
 """A step that frees less than this part of the missing memory is not listed."""
-_SMALLER_KV: Final = ("q8_0", FP8)
-"""KV types to propose, in order. q4_0 is missing: it damages models whose keys have outliers."""
 
 
 class MemoryStep(msgspec.Struct, frozen=True):
@@ -172,29 +170,20 @@ class _Load:
 
 
 def _kv_type_steps(load: _Load) -> Iterator[MemoryStep]:
-    """Yield the first smaller KV type that suffices, else the smallest."""
-    current_bytes = number_bytes(load.base.kv_type) or 0.0
-    smaller = [
-        _smaller_kv_step(load, name)
-        for name in _SMALLER_KV
-        if name in load.base.kv_types and (number_bytes(name) or current_bytes) < current_bytes
-    ]
-    if smaller:
-        yield next((step for step in smaller if step.suffices), smaller[-1])
-
-
-def _smaller_kv_step(load: _Load, kv_type: str) -> MemoryStep:
-    saved, plan = load.changed(kv_type=kv_type)
-    change = f"KV cache in {kv_type} rather than {load.base.kv_type}"
+    small = smaller_kv_type(load.base.kv_type, load.base.kv_types)
+    if small is None or not load.base.kv_types:
+        return
+    saved, plan = load.changed(kv_type=small.kv_type)
+    change = f"KV cache in {small.kv_type} rather than {load.base.kv_type}"
     if plan.fits and load.options.context_tokens is None:
         change += f", and {tokens(plan.context_tokens)} of context"
-    return MemoryStep(
+    yield MemoryStep(
         "kv_type",
         change,
         saved,
         suffices=plan.fits,
-        flag=f"--kv-type {kv_type}",
-        settings=(("kv_cache_type", kv_type),),
+        flag=f"--kv-type {small.kv_type}",
+        settings=(("kv_cache_type", small.kv_type),),
     )
 
 
