@@ -136,7 +136,6 @@ class LlamaCppBackend:
             options,
             machine,
             can_offload=can_offload(),
-            safe_mode=False,
             runs_heads=runs_heads(),
         )
 

@@ -117,7 +117,6 @@ class GgufModel:
             options,
             machine,
             can_offload=can_offload,
-            safe_mode=False,
             runs_heads=library().api.has_heads,
         )
         if options.gpu_layers not in ("auto", 0) and not can_offload:

@@ -48,7 +48,7 @@ def on(
     assert isinstance(shape, ModelShape)
 
     def planned(asked: LoadOptions) -> MemoryPlan:
-        return llamacpp_plan(shape, asked, machine, can_offload=bool(machine.gpus), safe_mode=False)
+        return llamacpp_plan(shape, asked, machine, can_offload=bool(machine.gpus))
 
     found = tuple(load_steps(options, planned, has_gpu=bool(machine.gpus), slots=slots))
     for step in found:

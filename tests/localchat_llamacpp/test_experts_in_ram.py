@@ -50,7 +50,7 @@ def planned(
     name: str, machine: Machine, experts: ExpertsOnCpu = "auto", *, can_offload: bool = True
 ) -> MemoryPlan:
     options = LoadOptions(max_slots=2, experts_on_cpu=experts)
-    return plan(shape_of(name), options, machine, can_offload=can_offload, safe_mode=False)
+    return plan(shape_of(name), options, machine, can_offload=can_offload)
 
 
 # ---------------------------------------------------------------------------- the plan
@@ -76,7 +76,7 @@ def test_a_few_more_experts_in_ram_make_room_for_a_long_context() -> None:
     assert 8192 <= dear.context_tokens < 16_384
     asked = LoadOptions(max_slots=2, context_tokens=4096)
     shape = shape_of("qwen3.6:35b-a3b")
-    short = plan(shape, asked, desk(8), can_offload=True, safe_mode=False)
+    short = plan(shape, asked, desk(8), can_offload=True)
     assert (short.context_tokens, short.fits) == (4096, True)
     assert short.experts_on_cpu < cheap.experts_on_cpu
 
@@ -86,7 +86,7 @@ def test_windows_alone_are_kept_where_that_puts_more_layers_on_the_gpu() -> None
     assert found.window_only and found.kv_type == "f16"
     shape = shape_of("gemma4:12b")
     asked = LoadOptions(max_slots=16)
-    whole = plan(shape, asked, desk(8), can_offload=True, safe_mode=False)
+    whole = plan(shape, asked, desk(8), can_offload=True)
     assert not whole.window_only and whole.gpu_layers < found.gpu_layers
 
 

@@ -48,14 +48,12 @@ def asked(
     options: LoadOptions | None = None,
     *,
     can_offload: bool = False,
-    safe_mode: bool = True,
 ) -> MemoryPlan:
     return plan(
         model_shape(header),
         options or LoadOptions(),
         machine,
         can_offload=can_offload,
-        safe_mode=safe_mode,
     )
 
 
@@ -214,17 +212,15 @@ def test_steps_grow_with_the_cores(eight_b: Header, cores: int, step: int) -> No
 
 
 def test_pages_beside_repacked_weights_are_told_apart_and_not_needed(eight_b: Header) -> None:
-    safe, fast = asked(eight_b), asked(eight_b, safe_mode=False)
-    assert safe.weights_bytes == eight_b.weights_bytes
+    plain, fast = asked(eight_b, replace(LAPTOP, cpu_flags=frozenset())), asked(eight_b)
+    assert plain.weights_bytes == eight_b.weights_bytes
     matrices = sum(
         t.size_bytes for t in eight_b.tensors if len(t.shape) == 2 and t.name != "token_embd.weight"
     )
-    assert fast.weights_bytes == safe.weights_bytes
-    assert (fast.mapped_bytes, safe.mapped_bytes) == (matrices, 0)
-    plain = replace(LAPTOP, cpu_flags=frozenset())
-    assert asked(eight_b, plain, safe_mode=False).mapped_bytes == 0
+    assert fast.weights_bytes == plain.weights_bytes
+    assert (fast.mapped_bytes, plain.mapped_bytes) == (matrices, 0)
     amx = replace(LAPTOP, cpu_flags=frozenset({"avx2", "avx512f", "avx512_vnni", "amx_int8"}))
-    assert asked(eight_b, amx, safe_mode=False).weights_bytes > fast.weights_bytes
+    assert asked(eight_b, amx).weights_bytes > fast.weights_bytes
 
 
 @pytest.mark.parametrize(
@@ -320,9 +316,9 @@ def test_cut_windows_have_cells_for_every_sequence(gemma: Header) -> None:
 def test_weights_that_are_copied_in_another_order_are_needed_once(eight_b: Header) -> None:
     """The system drops the file's pages: 8 GB hold a model of 4 GB with 8,192 tokens, repacked or not."""
     tight = replace(LAPTOP, ram_total_bytes=8 * GB, ram_free_bytes=6 * GB)
-    assert asked(eight_b, tight, safe_mode=False).fits
-    assert asked(eight_b, tight, safe_mode=True).fits
-    refused = asked(eight_b, replace(tight, ram_free_bytes=4 * GB), safe_mode=False)
+    assert asked(eight_b, tight).fits
+    assert asked(eight_b, replace(tight, cpu_flags=frozenset())).fits
+    refused = asked(eight_b, replace(tight, ram_free_bytes=4 * GB))
     assert not refused.fits
 
 
@@ -388,9 +384,8 @@ def test_a_required_gpu_is_not_replaced_by_the_cpu(eight_b: Header) -> None:
 def test_beside_a_card_the_weights_in_ram_stay_as_the_file_has_them(eight_b: Header) -> None:
     """llama.cpp prefers RAM that the card reads to another order for the CPU."""
     with_card = replace(LAPTOP, gpus=(CARD,))
-    how = {"can_offload": True, "safe_mode": False}
-    alone = asked(eight_b, with_card, LoadOptions(gpu_layers=0), **how)
-    some = asked(eight_b, with_card, LoadOptions(gpu_layers=10), **how)
+    alone = asked(eight_b, with_card, LoadOptions(gpu_layers=0), can_offload=True)
+    some = asked(eight_b, with_card, LoadOptions(gpu_layers=10), can_offload=True)
     assert alone.mapped_bytes > 0
     assert (some.gpu_layers, some.mapped_bytes) == (10, 0)
 

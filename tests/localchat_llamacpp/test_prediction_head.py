@@ -330,8 +330,7 @@ def test_the_plan_counts_the_head(models: dict[str, Path]) -> None:
     shape = _shape(models["glm4moe-exact"])
     options = LoadOptions(context_tokens=1024, max_slots=4)
     plans = [
-        plan(shape, options, MACHINE, can_offload=False, safe_mode=False, runs_heads=runs)
-        for runs in (True, False)
+        plan(shape, options, MACHINE, can_offload=False, runs_heads=runs) for runs in (True, False)
     ]
     assert plans[0].prediction_head
     assert not plans[1].prediction_head
@@ -344,18 +343,10 @@ def test_the_plan_counts_the_head(models: dict[str, Path]) -> None:
     assert taken > head_bytes + 4 * 4 * STATE_WINDOW * shape.embedding
 
 
-@pytest.mark.parametrize(
-    ("options", "safe_mode"),
-    [
-        (LoadOptions(speculation=False), False),
-        (LoadOptions(), True),
-    ],
-)
-def test_the_head_is_left_out(
-    models: dict[str, Path], options: LoadOptions, safe_mode: bool
-) -> None:
+def test_the_head_is_left_out_without_speculation(models: dict[str, Path]) -> None:
     shape = _shape(models["qwen35-exact"])
-    found = plan(shape, options, MACHINE, can_offload=False, safe_mode=safe_mode, runs_heads=True)
+    options = LoadOptions(speculation=False)
+    found = plan(shape, options, MACHINE, can_offload=False, runs_heads=True)
     assert not found.prediction_head
 
 
@@ -364,9 +355,7 @@ def test_the_head_does_not_shorten_the_context(models: dict[str, Path]) -> None:
 
     def planned(ram_bytes: int) -> MemoryPlan:
         tight = replace(MACHINE, ram_free_bytes=ram_bytes)
-        return plan(
-            shape, LoadOptions(), tight, can_offload=False, safe_mode=False, runs_heads=True
-        )
+        return plan(shape, LoadOptions(), tight, can_offload=False, runs_heads=True)
 
     roomy = planned(MACHINE.ram_free_bytes)
     assert roomy.prediction_head
@@ -385,9 +374,7 @@ def test_a_graphics_card_runs_the_model_without_its_head(models: dict[str, Path]
     card = replace(MACHINE, gpus=(Gpu(0, "RTX 4090", 24 * 10**9, 21 * 10**9),))
     shape = _shape(models["qwen35-exact"])
     for machine, drafts in ((card, False), (replace(MACHINE, unified_memory=True), True)):
-        found = plan(
-            shape, LoadOptions(), machine, can_offload=True, safe_mode=False, runs_heads=True
-        )
+        found = plan(shape, LoadOptions(), machine, can_offload=True, runs_heads=True)
         assert found.gpu_layers > 0
         assert found.prediction_head is drafts
 
@@ -398,7 +385,6 @@ def test_a_model_without_a_head_has_no_note(models: dict[str, Path]) -> None:
         LoadOptions(),
         MACHINE,
         can_offload=False,
-        safe_mode=False,
         runs_heads=True,
     )
     assert not any("head" in note for note in found.notes)

@@ -26,7 +26,7 @@ def shape(tmp_path: Path) -> ModelShape:
 
 def plan(shape: ModelShape, machine: Machine = MACHINE, **options: object) -> MemoryPlan:
     load = LoadOptions(**options)  # type: ignore[arg-type]
-    return planner.plan(shape, load, machine, can_offload=False, safe_mode=False)
+    return planner.plan(shape, load, machine, can_offload=False)
 
 
 def test_each_slot_of_a_server_has_room_for_a_full_context(shape: ModelShape) -> None:

@@ -59,7 +59,7 @@ def _row(entry: CatalogEntry, machine: Machine) -> str:
     shape = gguf_shape(entry, read_published_shapes()[entry.name], found[1])
     assert shape is not None
     offload = bool(machine.gpus or machine.unified_memory)
-    verdict = plan(shape, LoadOptions(max_slots=2), machine, can_offload=offload, safe_mode=False)
+    verdict = plan(shape, LoadOptions(max_slots=2), machine, can_offload=offload)
     word = "fits" if verdict.fits else "no"
     cells = (
         f"{entry.name}-{found[1].lower()}".ljust(38),

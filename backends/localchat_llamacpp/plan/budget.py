@@ -122,7 +122,6 @@ class Budgets:
         machine: Machine,
         *,
         can_offload: bool,
-        safe_mode: bool,
         head: bool = False,
     ) -> None:
         """head: whether the model's own prediction head drafts."""
@@ -142,7 +141,6 @@ class Budgets:
         self.all_gpu_bytes = spendable_gpu(machine, anyway=options.anyway)
         """Memory of all GPUs, whatever the user's limit."""
         self._free_per_gpu = spendable_gpus(machine, options.gpu_limit_bytes, anyway=options.anyway)
-        self._safe_mode = safe_mode
         # Cached: each call walks all weights, and a search tries hundreds of contexts.
         self._weights = cache(partial(weights_split, shape))
         self._repacked = cache(partial(repacked_weights, shape, machine))
@@ -164,7 +162,6 @@ class Budgets:
                 structs.replace(options, draft=None, mmproj=NO_PROJECTOR, lora=()),
                 machine,
                 can_offload=can_offload,
-                safe_mode=safe_mode,
             )
 
     @property
@@ -252,7 +249,7 @@ class Budgets:
         weights = self._weights(layers, candidate.experts_on_cpu)
         repacked = Repacked()
         # With a GPU, weights in RAM stay as they are in the file: llama.cpp prefers RAM that the GPU can read.
-        if not self._safe_mode and (not layers or self.unified):
+        if not layers or self.unified:
             repacked = self._repacked(layers)
         # Of a lookup table, the system keeps only the rows in use when memory is short.
         tables = 0 if self.unified else self._tables

@@ -20,7 +20,6 @@ from localchat.model_files.architecture import ENCODERS, ModelShape
 from localchat_llamacpp.plan.buffers import (
     PROCESS_BYTES,
     TOKEN_BYTES,
-    Repacked,
     Steps,
     compute_bytes,
     gpu_context_bytes,
@@ -42,7 +41,6 @@ def plan_embedding(
     machine: Machine,
     *,
     can_offload: bool,
-    safe_mode: bool = False,
 ) -> MemoryPlan:
     """Plan an embedding model: weights, and the scratch of its longest text, computed in one step.
 
@@ -63,7 +61,6 @@ def plan_embedding(
             layers,
             options.gpu_limit_bytes,
             anyway=options.anyway,
-            safe_mode=safe_mode,
         )
         longest = largest(budget.fits, limit, step=_MIN_TOKENS)
         if longest >= limit or (options.context_tokens is None and longest >= min(trained, 512)):
@@ -91,7 +88,6 @@ class _EmbeddingBudget:
         gpu_limit_bytes: int | None,
         *,
         anyway: bool = False,
-        safe_mode: bool,
     ) -> None:
         self._shape = shape
         self._machine = machine
@@ -99,7 +95,7 @@ class _EmbeddingBudget:
         self._gpu_bytes = spendable_gpu(machine, gpu_limit_bytes, anyway=anyway)
         self._ram_bytes = spendable_ram(machine, anyway=anyway)
         weights = weights_split(shape, layers)
-        repacked = Repacked() if safe_mode else repacked_weights(shape, machine, layers)
+        repacked = repacked_weights(shape, machine, layers)
         self._weights = Split(weights.ram - repacked.originals + repacked.copies, weights.gpu)
         self._mapped_bytes = repacked.originals
 

@@ -59,14 +59,12 @@ def plan(
     machine: Machine,
     *,
     can_offload: bool,
-    safe_mode: bool,
     runs_heads: bool = False,
 ) -> MemoryPlan:
     """Plan a load. Never raises for lack of memory; `demand` does that.
 
-    can_offload: whether the installed llama.cpp can use a GPU. safe_mode: no repacked copies. runs_heads:
-    whether the installed llama.cpp can run a prediction head. Raises UsageError for a KV type that this model
-    cannot have, and for numbers out of range.
+    can_offload: whether the installed llama.cpp can use a GPU. runs_heads: whether it can run a prediction
+    head. Raises UsageError for a KV type that this model cannot have, and for numbers out of range.
     """
     check_options(options)
     if not shape.positions:
@@ -75,13 +73,11 @@ def plan(
     _check_experts(shape, options, can_offload=can_offload)
 
     def planned(*, head: bool) -> MemoryPlan:
-        budgets = Budgets(
-            shape, options, machine, can_offload=can_offload, safe_mode=safe_mode, head=head
-        )
+        budgets = Budgets(shape, options, machine, can_offload=can_offload, head=head)
         return _chooser(budgets, can_offload=can_offload).plan()
 
     without = planned(head=False)
-    if not has_head(shape) or not options.speculation or options.draft is not None or safe_mode:
+    if not has_head(shape) or not options.speculation or options.draft is not None:
         return without
     note = ""
     if not runs_heads:
