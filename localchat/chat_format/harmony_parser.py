@@ -125,8 +125,9 @@ class ChannelParser:
         tags = tuple(tag.lstrip() for tag in self.syntax.lead)
         if any(tag.startswith(text) and tag != text for tag in tags):
             return False
-        is_header = text.startswith(tags)
-        self._state = "header" if is_header else "message"
+        self._state = "message"
+        if text.startswith(tags):
+            self._state = "header"
         return True
 
     def _header(self, parts: list[Part]) -> bool:
@@ -214,4 +215,6 @@ class ChannelParser:
             return json_text(text)
         repaired = JsonObject()
         repaired.feed(text)
-        return repaired.text if repaired.closed else None
+        if repaired.closed:
+            return repaired.text
+        return None

@@ -210,10 +210,10 @@ class History:
         with self._database.read() as connection:
             return summary_by_id(connection, id_)
 
-    def list(self, limit: int = 50) -> Summaries:
-        """Return conversations with messages, newest first."""
+    def list(self, limit: int = 50, before: ConversationSummary | None = None) -> Summaries:
+        """Return conversations with messages, newest first. before: the last one of the previous page."""
         with self._database.read() as connection:
-            return list_summaries(connection, limit)
+            return list_summaries(connection, limit, before)
 
     def last(self) -> ConversationSummary | None:
         """Return the conversation that changed last."""

@@ -106,9 +106,7 @@ def _measured(model: Path, layers: str, kv_type: str, context: int) -> Measured:
     wanted: int | Literal["all"] = "all" if layers == "all" else int(layers)
     load_options = LoadOptions(context_tokens=context, kv_type=kv_type, gpu_layers=wanted)
     machine = read_machine()
-    planned = plan(
-        model_shape(read_header(model)), load_options, machine, can_offload=True, safe_mode=False
-    )
+    planned = plan(model_shape(read_header(model)), load_options, machine, can_offload=True)
     before = machine.gpu_free_bytes
     options = EngineOptions(
         model,

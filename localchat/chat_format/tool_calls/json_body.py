@@ -1,4 +1,4 @@
-"""Interface of tool call bodies, JSON objects with mistakes, and the body that is a JSON object."""
+"""Interface of tool call bodies, JSON objects with mistakes, and the JSON body."""
 
 import json
 import re
@@ -49,7 +49,10 @@ class JsonObject:
     def feed(self, text: str, index: int = 0) -> int:
         """Read text from an index on. Return the index after it."""
         while index < len(text) and not self.done:
-            index = self._in_string(text, index) if self._string else self._between(text, index)
+            if self._string:
+                index = self._in_string(text, index)
+            else:
+                index = self._between(text, index)
         return index
 
     def _between(self, text: str, index: int) -> int:
@@ -66,8 +69,9 @@ class JsonObject:
             self._buffer = ""
             self.done = not self._open
             return index + 1
-        run = _SCALAR.match(text, index)
-        end = run.end() if run else index + 1
+        end = index + 1
+        if run := _SCALAR.match(text, index):
+            end = run.end()
         self._out += self._buffer, text[index:end]
         self._buffer = ""
         if character == '"':
@@ -186,7 +190,7 @@ class JsonBody:
             self._decide(self._object.closed_text, complete=False)
 
     def _is_other(self) -> bool:
-        """Return whether an object without a tag is certainly not a call, by its first key."""
+        """Return whether the first key shows that an object without a tag is no call."""
         text = self._object.text
         first = _FIRST_KEY.match(text)
         if first is None:

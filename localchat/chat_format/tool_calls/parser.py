@@ -233,7 +233,7 @@ class CallParser:
         return True
 
     def _give_up(self, parts: list[Part]) -> bool:
-        """Return to the state `text`, and emit the skipped text if it did not lead to a call."""
+        """Return to the state `text`, and emit skipped text that led to no call."""
         if self._skipped:
             self._emit_text(parts, self._skipped)
         elif self._has_text:
@@ -284,7 +284,7 @@ class CallParser:
 
 
 def _tail(text: str) -> int:
-    """Return where white space, or a fence that may enclose a call, starts at the end of a text."""
+    """Return where the white space or the fence at the end of a text starts."""
     end = len(text.rstrip())
     start = max(0, end - _MAX_TAIL)
     match = _TAIL.search(text[start:end])
