@@ -1,4 +1,4 @@
-"""Builds llama.cpp for this machine, tries it beside the library in use, and takes it only if it is correct.
+"""Builds llama.cpp for this machine, and takes the build only if it answers as before.
 
 pip or uv compiles llama-cpp-python's source distribution, and downloads cmake and ninja if the system lacks
 them. Only libllama and its dependencies are compiled, without image support, programs and tools.

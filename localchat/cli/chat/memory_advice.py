@@ -9,7 +9,7 @@ from localchat.models.resolve import planned_load
 
 
 def add_load_steps(problem: DoesNotFit, setup: Setup) -> None:
-    """Add the steps for a load to the hint of an error, in place of the command that lists them."""
+    """Add the steps for a load to the hint of an error."""
     from localchat.fit.memory_plan import SEE_FIT
 
     if "needed_bytes" in problem.details and (steps := _load_steps(setup)):

@@ -739,7 +739,7 @@ class Scheduler:
         self.add(victim)
 
     def _admit_next(self, step: StepBuilder) -> bool:
-        """Admit the first sequence of the queue, with its first tokens, if a row and room are free.
+        """Admit the first sequence of the queue if a row and room are free.
 
         A step that preempted a sequence admits none.
         """
