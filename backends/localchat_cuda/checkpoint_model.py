@@ -106,6 +106,7 @@ class CheckpointModel:
         from localchat_cuda.load_drafts import (
             attach_assistant,
             attach_draft_model,
+            attach_eagle,
             attach_head,
             shared_vocabulary,
         )
@@ -117,14 +118,16 @@ class CheckpointModel:
         config = rounded_config(self.config, request.options.quantize, self.info.name)
         draft = self._draft(request.options)
         shared = 0
-        if draft is not None and draft.assistant is None:
+        if draft is not None and not draft.reads_states:
             tokenizer = _tokenizer(Path(request.options.draft or ""), draft.config.vocabulary)
             shared = shared_vocabulary(draft.name, tokenizer, self.tokenizer)
         if request.plan.gpus > 1:
             runner = self._load_ranks(config, path, request, progress, notify)
         else:
             runner = load_runner(config, path, device, request, progress, notify)
-        if draft is not None and draft.assistant is not None:
+        if draft is not None and draft.eagle is not None:
+            attach_eagle(runner, draft, request, notify)
+        elif draft is not None and draft.assistant is not None:
             attach_assistant(runner, draft, request, notify)
         elif draft is not None:
             attach_draft_model(runner, draft, request, progress, notify, shared)

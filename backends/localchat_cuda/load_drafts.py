@@ -1,4 +1,4 @@
-"""Loads the drafter of a loaded model: a draft model, a prediction head or an assistant."""
+"""Loads the drafter of a loaded model: a draft model, a prediction head, an EAGLE-3 head or an assistant."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +9,8 @@ import torch
 from localchat.backend_api.interface import LoadRequest, Progress, Tokenizer
 from localchat.errors import ModelInvalid
 from localchat.fit.load_options import LoadOptions
+from localchat_cuda.architectures import ARCHITECTURES
+from localchat_cuda.config.eagle import EagleConfig
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.prediction import head_config
 from localchat_cuda.load import advise_on_out_of_memory, capabilities, load_runner, warm_up
@@ -24,10 +26,11 @@ from localchat_cuda.runner.assistant import AssistantDrafter, AssistantModel
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
-from localchat_cuda.runner.model import HeadModel
+from localchat_cuda.runner.model import Fusion, HeadModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.assistant import load_assistant
-from localchat_cuda.weights.prediction_head import load_head
+from localchat_cuda.weights.eagle import EagleWeights, load_eagle
+from localchat_cuda.weights.prediction_head import HeadWeights, load_head
 from localchat_cuda.weights.source import CheckpointWeights, WeightSource
 
 _PADDING = 512
@@ -76,29 +79,40 @@ def attach_head(
     """Load the prediction head of a runner's model. Raises ModelInvalid, DoesNotFit, DeviceFault."""
     model = runner.model
     names = config.family.names
-    own = head_config(config)
-    caps = capabilities(own, draft_request(request, own))
-    blocks = caps.kv_tokens // caps.block_tokens
-    slots = runner.capabilities.max_slots
-    dtype = model.pages.dtype
-    device = runner.device
     with advise_on_out_of_memory(request):
-        weights = load_head(config, names, source, model.weights, dtype, device, notify)
-        with torch.inference_mode():
-            pages = Pages(
-                own, blocks + 1, caps.context_tokens, device, dtype, caps.block_tokens, slots=slots
-            )
-            states = LastStates(slots, own.hidden, dtype, device)
-        runner.keep_last_states(states)
-        head = CudaRunner(
-            HeadModel(own, weights, pages, states, kernels=model.kernels),
-            caps,
-            graphs=not request.safe_mode,
-            graph_bytes=GRAPH_BYTES,
+        weights = load_head(
+            config, names, source, model.weights, model.pages.dtype, runner.device, notify
         )
-        warm_up(head)
-        name = "the model's own head"
-        runner.attach(CudaDrafter(head, runner.table, name, own.vocabulary, states))
+        _attach(runner, head_config(config), weights, request, "the model's own head")
+
+
+def attach_eagle(
+    runner: CudaRunner,
+    draft: DraftShape,
+    request: LoadRequest,
+    notify: Callable[[str], None] = lambda text: None,
+    source: WeightSource | None = None,
+) -> None:
+    """Load the EAGLE-3 head of `request`, or of another source, for a runner.
+
+    Raises ModelInvalid, DoesNotFit, DeviceFault."""
+    model = runner.model
+    names = ARCHITECTURES["llama"].FAMILY.names
+    assert draft.eagle is not None
+    if source is None:
+        source = CheckpointWeights(Path(request.options.draft or ""), runner.device)
+    with advise_on_out_of_memory(request):
+        weights = load_eagle(
+            draft.config,
+            draft.eagle,
+            names,
+            source,
+            model.weights,
+            model.pages.dtype,
+            runner.device,
+            notify,
+        )
+        _attach(runner, draft.config, weights, request, "the EAGLE-3 head", draft.eagle)
 
 
 def attach_assistant(
@@ -137,6 +151,40 @@ def attach_assistant(
         graphs = not request.safe_mode
         own_runner = CudaRunner(assistant, caps, graphs=graphs, graph_bytes=GRAPH_BYTES)
         runner.attach(AssistantDrafter(own_runner, assistant, runner.table, states))
+
+
+def _attach(
+    runner: CudaRunner,
+    own: ModelConfig,
+    weights: HeadWeights | EagleWeights,
+    request: LoadRequest,
+    name: str,
+    eagle: EagleConfig | None = None,
+) -> None:
+    """Attach a head as a runner. The model then stores last states for it."""
+    model = runner.model
+    caps = capabilities(own, draft_request(request, own))
+    blocks = caps.kv_tokens // caps.block_tokens
+    slots = runner.capabilities.max_slots
+    dtype = model.pages.dtype
+    device = runner.device
+    with torch.inference_mode():
+        pages = Pages(
+            own, blocks + 1, caps.context_tokens, device, dtype, caps.block_tokens, slots=slots
+        )
+        states = LastStates(slots, own.hidden, dtype, device)
+    fusion = None
+    if eagle is not None and isinstance(weights, EagleWeights):
+        fusion = Fusion(eagle.taps, weights.fuse)
+    runner.keep_last_states(states, fusion)
+    head = CudaRunner(
+        HeadModel(own, weights, pages, states, kernels=model.kernels, eagle=eagle),
+        caps,
+        graphs=not request.safe_mode,
+        graph_bytes=GRAPH_BYTES,
+    )
+    warm_up(head)
+    runner.attach(CudaDrafter(head, runner.table, name, own.vocabulary, states))
 
 
 def shared_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> int:

@@ -24,12 +24,13 @@ from tests.support.tiny_engine_core import (
     assert_same,
     attach_assistant,
     attach_draft_model,
+    attach_eagle_head,
     attach_own_head,
     draft_always,
     request,
     tiny_runner,
 )
-from tests.support.tiny_heads import Head
+from tests.support.tiny_heads import Eagle, Head
 from tests.support.tiny_models import VOCABULARY, tokens_of
 
 PROMPT = tokens_of(21, 70)
@@ -40,6 +41,7 @@ SOURCES = {
     "a model by another": ("qwen2", "llama"),
     "a hybrid by a model": ("qwen3.5", "llama"),
     "a hybrid by its head": ("qwen3.5", ""),
+    "a model by an EAGLE-3 head": ("four layers", "eagle"),
     "a Gemma 4 by its assistant": ("gemma4-small", "assistant"),
 }
 
@@ -57,6 +59,13 @@ def folders(heads: dict[str, Head], tmp_path_factory: pytest.TempPathFactory) ->
             heads[kind].save(folder)
         else:
             tiny_models.save(tiny_models.reference(kind), folder)
+    eagle, found["four layers"], found["eagle"] = (
+        Eagle(),
+        tmp_path_factory.mktemp("four"),
+        tmp_path_factory.mktemp("eagle"),
+    )
+    tiny_models.save(eagle.model, found["four layers"])
+    eagle.save(found["eagle"])
     assistant = Assistant()
     found["gemma4-small"] = tmp_path_factory.mktemp("gemma4")
     found["assistant"] = tmp_path_factory.mktemp("assistant")
@@ -69,7 +78,9 @@ def drafting(folders: dict[str, Path], source: str, **how: Any) -> CudaRunner:
     """A runner with one of SOURCES."""
     model, draft = SOURCES[source]
     runner = tiny_runner(folders[model], **how)
-    if draft == "assistant":
+    if draft == "eagle":
+        attach_eagle_head(runner, folders[draft])
+    elif draft == "assistant":
         attach_assistant(runner, folders[draft])
     elif draft:
         attach_draft_model(runner, folders[draft])
@@ -138,6 +149,25 @@ def test_a_head_guesses_what_the_layers_of_transformers_guess(
     expected = heads[kind].guesses(longer, 4)
     assert again.tokens[0] == expected[0]
     assert ON_GPU or list(again.tokens) == expected
+
+
+@pytest.mark.parametrize("form", ["flat", "of speculators", "norm_output"])
+def test_an_eagle_head_guesses_what_the_layers_of_transformers_guess(
+    form: str, tmp_path: Path
+) -> None:
+    model, own = tmp_path / "model", tmp_path / "head"
+    own.mkdir()
+    eagle = Eagle(normed_residual=form != "flat", normed_output=form == "norm_output")
+    tiny_models.save(eagle.model, model)
+    eagle.save(own, nested=form != "flat")
+    text = list(tokens_of(22, 90))
+    runner = tiny_runner(model)
+    attach_eagle_head(runner, own)
+    prefilled(runner, text, 64)
+    (found,) = runner.drafter.draft([DraftAsk(5, text[1:], 1, GREEDY, 4, lambda _: True)])
+    wanted = eagle.guesses(text, 4)
+    assert found.tokens[0] == wanted[0]
+    assert ON_GPU or list(found.tokens) == wanted
 
 
 @pytest.mark.parametrize("centroids", [0, 8])
@@ -287,7 +317,7 @@ WAYS: dict[str, tuple[Callable[[TinyLoop, Any], Received], dict[str, Any]]] = {
         *(("a hybrid by its head", way) for way in WAYS),
         ("a model by another", "beside others without drafts"),
         ("a model by another", "after a prefix hit"),
-        ("a model by another", "preempted"),
+        ("a model by an EAGLE-3 head", "preempted"),
         ("a Gemma 4 by its assistant", "in chunks of 7"),
         ("a Gemma 4 by its assistant", "after a prefix hit"),
         ("a Gemma 4 by its assistant", "preempted"),

@@ -21,7 +21,7 @@ from tests.support.cuda_machines import GB, gpu, header
 from tests.support.hub_configs import CONFIGS
 from tests.support.speaking_checkpoint import write_speaking
 from tests.support.tiny_assistant import Assistant
-from tests.support.tiny_heads import Head
+from tests.support.tiny_heads import Eagle, Head
 
 SLOTS = LoadOptions(max_slots=2, context_tokens=256)
 
@@ -87,6 +87,35 @@ def test_the_head_of_a_checkpoint_is_loaded_unless_drafts_are_off(
     assert "head" in runner.drafter.name
     off = LoadOptions(max_slots=2, context_tokens=256, speculation=False)
     assert not loaded(tmp_path, off).capabilities.draft_model
+
+
+def test_an_eagle_head_is_planned_and_drafts_for_its_model_alone(
+    speaking: Path, tmp_path: Path
+) -> None:
+    eagle, model, head = Eagle(vocab_size=257), tmp_path / "model", tmp_path / "head"
+    head.mkdir()
+    tiny_models.save(eagle.model, model)
+    eagle.save(head)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(speaking / name, model)
+    planned = ReferenceBackend().open(model, print).plan(with_draft(head))
+    assert planned.draft_bytes > 0
+    assert any(note.startswith("The EAGLE-3 head") for note in planned.notes)
+    runner = loaded(model, with_draft(head))
+    assert runner.drafter.name == "the EAGLE-3 head"
+    runner.close()
+    with pytest.raises(ModelInvalid, match="and this model has 2"):
+        ReferenceBackend().open(speaking, print).plan(with_draft(head))
+    raw = json.loads((head / "config.json").read_text())
+    for changed, why in (
+        ({"vocab_size": 300}, "expects the vocabulary size 300, and this model has 257"),
+        ({"num_hidden_layers": 2}, "2 layers of llama"),
+        ({"norm_before_fc": True}, "norm_before_fc"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, "this model has 4"),
+    ):
+        (head / "config.json").write_text(json.dumps({**raw, **changed}))
+        with pytest.raises(ModelInvalid, match=why):
+            ReferenceBackend().open(model, print).plan(with_draft(head))
 
 
 def test_an_assistant_is_planned_and_drafts_for_its_model_alone(

@@ -9,11 +9,12 @@ import torch
 
 from localchat_cuda.architectures import qwen3_next
 from localchat_cuda.layers.dense import DenseLayers
+from localchat_cuda.weights.eagle import EagleWeights
 from localchat_cuda.weights.prediction_head import HeadWeights
 
 
 def normed_inputs(
-    ops: DenseLayers, weights: HeadWeights, previous: torch.Tensor
+    ops: DenseLayers, weights: HeadWeights | EagleWeights, previous: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return normed embeddings of a step's tokens and normed states `previous`, each [T, hidden].
 

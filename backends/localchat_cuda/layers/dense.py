@@ -83,6 +83,10 @@ class Layers(ABC, Generic[X]):
         self.residual = torch.empty(self.tokens, config.hidden, device=self.device)
         self._queries: dict[int, torch.Tensor] = {}
         self._dequantized: kv_fp8_dequant.DequantizedPages | None = None
+        self.taps: tuple[int, ...] = ()
+        """Layers before which `tap` stores the states."""
+        self.tapped: dict[int, torch.Tensor] = {}
+        """States by layer: [T, hidden] in the model's dtype."""
 
     @abstractmethod
     def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> X:
@@ -153,10 +157,16 @@ class Layers(ABC, Generic[X]):
         rows = table[local * inside] * inside[:, None]
         return self.collective.add_up(rows[None])[0].to(table.dtype)
 
+    def tap(self, layer: int) -> None:
+        """Store the states before a layer if `taps` contains it. Call before the layer's first gemm."""
+        if layer in self.taps:
+            self.tapped[layer] = _rounded(self.residual, self.dtype).clone()
+
     def store_kv(
         self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
     ) -> None:
         """Write rotated queries to their buffer, and rotated keys and values to their pages."""
+        self.tap(layer)
         pages = self.pages.layer(layer)
         if norms is not None and self.config.family.normed_projections:
             qkv = self._normed_projections(qkv, norms)
@@ -246,6 +256,7 @@ class Layers(ABC, Generic[X]):
 
         `q`: partial sums [S, T, H*(N+E)]. `latents`: partial sums [S, T, ..] that end with the latent and its
         rotated key. `gain`: of the latent's norm. `kv`: see LayerWeights."""
+        self.tap(layer)
         shape = self.config.latent
         queries = self.queries(layer)
         assert shape is not None
@@ -287,6 +298,7 @@ class Layers(ABC, Generic[X]):
 
         `product`: partial sums [S, T, ..] of a delta net, a Mamba 2 or a short convolution. `gates`: partial
         sums of a delta net's gates; None: they follow in `product`. Rows of the last layer as in `attend`."""
+        self.tap(layer)
         shape = self.config.recurrent
         inputs = self.inputs
         assert shape is not None
@@ -402,6 +414,7 @@ class Layers(ABC, Generic[X]):
         if not (fits_norms and fits_shape):
             self.store_kv(qkv.contiguous(), layer, bias, norms)
             return self.decode_attention(rules, layer)
+        self.tap(layer)
         q_norm, k_norm = _weights_of(norms)
         partials = Partials.empty(part.splits, part.tokens, config.heads, d, self.device)
         decode_fused.store_and_attend(

@@ -10,8 +10,9 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
-from localchat_cuda.config import assistant
+from localchat_cuda.config import assistant, eagle
 from localchat_cuda.config.assistant import AssistantConfig
+from localchat_cuda.config.eagle import EagleConfig
 from localchat_cuda.config.gguf import (
     config_of,
     loaded_header,
@@ -36,17 +37,26 @@ class DraftShape(NamedTuple):
     name: str
     config: ModelConfig
     headers: tuple[SafetensorsHeader, ...]
+    eagle: EagleConfig | None = None
+    """Config of an EAGLE-3 head, which is a model of one layer. None for other drafters."""
     assistant: AssistantConfig | None = None
     """Config of a Gemma 4 assistant. None for other drafters."""
 
     @property
     def kind(self) -> str:
         """Kind of drafter, for messages."""
+        if self.eagle is not None:
+            return "EAGLE-3 head"
         return "draft model" if self.assistant is None else "assistant"
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether it drafts from the model's states, and has no tokenizer of its own."""
+        return self.eagle is not None or self.assistant is not None
 
 
 def read_draft(file: str, model: ModelConfig, *, gpu: bool = True) -> DraftShape:
-    """Read the draft model or assistant in a folder or GGUF file.
+    """Read the draft model, EAGLE-3 head or assistant in a folder or GGUF file.
 
     Raises ModelMissing, ModelInvalid.
     """
@@ -60,8 +70,8 @@ def read_draft(file: str, model: ModelConfig, *, gpu: bool = True) -> DraftShape
     else:
         headers = tuple(read_safetensors(file_path) for file_path in weight_paths(path))
         raw = read_raw(path)
-        if assistant.is_assistant(raw):
-            return _assistant(path.name, raw, headers, model)
+        if eagle.is_eagle(raw) or assistant.is_assistant(raw):
+            return _reader_of_states(path.name, raw, headers, model)
         config = read_config(path)
     config, _ = runtime_config(config, gpu=gpu)
     if config.recurrent is not None:
@@ -73,18 +83,23 @@ def read_draft(file: str, model: ModelConfig, *, gpu: bool = True) -> DraftShape
     return DraftShape(path.name, config, headers)
 
 
-def _assistant(
+def _reader_of_states(
     name: str, raw: Mapping[str, Any], headers: tuple[SafetensorsHeader, ...], model: ModelConfig
 ) -> DraftShape:
-    """Read an assistant, which runs in the type of its model."""
-    config, settings = assistant.parse_assistant(raw, name)
-    config, settings = assistant.fitted(settings, config, model, name)
+    """Read an EAGLE-3 head or an assistant, which runs in the type of its model."""
+    if eagle.is_eagle(raw):
+        config, head = eagle.parse_eagle(raw, name)
+        shape = DraftShape(name, config, headers, eagle.fitted(head, config, model, name))
+    else:
+        config, settings = assistant.parse_assistant(raw, name)
+        config, settings = assistant.fitted(settings, config, model, name)
+        shape = DraftShape(name, config, headers, assistant=settings)
     if not headers:
         raise ModelMissing(
             f"{name} contains no safetensors file.",
             hint="Use one whose weights are stored as safetensors: others are not read.",
         )
-    return DraftShape(name, replace(config, dtype=model.dtype), headers, settings)
+    return shape._replace(config=replace(config, dtype=model.dtype))
 
 
 def text_tokens(config: ModelConfig, context: int) -> int:

@@ -489,7 +489,7 @@ def _with_saved_states(budget: GpuBudget) -> GpuBudget:
 
 
 def _with_draft(budget: GpuBudget) -> GpuBudget:
-    """Add a draft model or an assistant, if the user named one."""
+    """Add a draft model, an EAGLE-3 head or an assistant, if the user named one."""
     load = budget.load
     draft = load.draft
     if draft is None:
@@ -498,7 +498,9 @@ def _with_draft(budget: GpuBudget) -> GpuBudget:
     if draft.assistant is None:
         own_bytes = draft_bytes(draft.config, weights, load.context, load.options.max_slots)
     else:
-        own_bytes = _assistant_bytes(draft.config, weights, load) + _last_states_bytes(load)
+        own_bytes = _assistant_bytes(draft.config, weights, load)
+    if draft.reads_states:
+        own_bytes += _last_states_bytes(load)
     note = f"The {draft.kind} {draft.name} takes {size(own_bytes)}."
     workspace = budget.workspace + own_bytes
     return replace(budget, workspace=workspace, draft_bytes=own_bytes, notes=(*budget.notes, note))

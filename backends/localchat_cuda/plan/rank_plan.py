@@ -69,9 +69,9 @@ class RankLoad:
         return replace(plan, gpus=count, notes=(note, *plan.notes))
 
     def _check_draft(self) -> None:
-        if self.draft is not None and self.draft.assistant is not None:
+        if self.draft is not None and self.draft.reads_states:
             raise UsageError(
-                f"{self.draft.name}, an assistant, cannot draft for a model on several GPUs.",
+                f"{self.draft.name}, an {self.draft.kind}, cannot draft for a model on several GPUs.",
                 hint="Use a draft model, or one GPU (--gpus 1).",
             )
 
@@ -90,7 +90,7 @@ class RankLoad:
 
     def _counts(self) -> tuple[int, ...]:
         limit = min(len(self.gpus), MAX_RANKS)
-        if self.draft is not None and self.draft.assistant is not None:
+        if self.draft is not None and self.draft.reads_states:
             limit = 1
         return tuple(n for n in possible_ranks(self.config) if n <= max(1, limit))
 

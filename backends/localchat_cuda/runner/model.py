@@ -1,10 +1,12 @@
 """A loaded model on its device: weights, KV pages, and a step from token ids to logits."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.architectures import ARCHITECTURES, prediction_head
+from localchat_cuda.architectures import ARCHITECTURES, eagle3, prediction_head
+from localchat_cuda.config.eagle import EagleConfig
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import fp8_int8
 from localchat_cuda.kernels.sampling.rescore import MAX_ROWS, Rescoring
@@ -14,8 +16,18 @@ from localchat_cuda.layers.packed import PackedLayers
 from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.runner.last_states import LastStates
+from localchat_cuda.weights.eagle import EagleWeights
 from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.prediction_head import HeadWeights
+
+
+class Fusion(NamedTuple):
+    """Projection of the states of several layers to one state."""
+
+    taps: tuple[int, ...]
+    """Layers before which the states are read."""
+    weight: torch.Tensor
+    """[hidden, taps * hidden]."""
 
 
 class DeviceModel:
@@ -41,16 +53,26 @@ class DeviceModel:
         self._forward = ARCHITECTURES[config.architecture].forward
         self.last_states: LastStates | None = None
         """Store for the states of every step, which prediction heads read."""
+        self.fusion: Fusion | None = None
+        """Projection of the stored states; None: the last states are stored."""
 
     def hidden_states(self, inputs: ModelInputs) -> torch.Tensor:
         """Return the last states [P, hidden] of the tokens in `logits_indices`, and write KV pages."""
         store = self.last_states
         if store is None:
             return self._run_forward(self._layers(inputs))
-        # The store needs the states of all tokens, so no row may be dropped.
-        states = self._run_forward(self._layers(replace(inputs, logits_indices=None)))
-        store.store(states, inputs.slots, inputs.positions)
-        return _selected(states, inputs.logits_indices)
+        if self.fusion is None:
+            # The store needs the states of all tokens, so no row may be dropped.
+            states = self._run_forward(self._layers(replace(inputs, logits_indices=None)))
+            store.store(states, inputs.slots, inputs.positions)
+            return _selected(states, inputs.logits_indices)
+        ops = self._layers(inputs)
+        ops.taps = self.fusion.taps
+        states = self._run_forward(ops)
+        joined = torch.cat([ops.tapped[layer] for layer in ops.taps], 1)
+        fused = torch.matmul(joined, self.fusion.weight.t())
+        store.store(fused, inputs.slots, inputs.positions)
+        return states
 
     def _run_forward(self, ops: PackedLayers | DenseLayers) -> torch.Tensor:
         states: torch.Tensor = self._forward(ops, self.weights)
@@ -101,16 +123,20 @@ class HeadModel(DeviceModel):
     def __init__(
         self,
         config: ModelConfig,
-        weights: HeadWeights,
+        weights: HeadWeights | EagleWeights,
         pages: Pages,
         states: LastStates,
         *,
         kernels: bool,
+        eagle: EagleConfig | None = None,
     ) -> None:
-        """`states`: of the model's tokens, to which the head adds those of draft tokens."""
+        """`states`: of the model's tokens, to which the head adds those of draft tokens.
+
+        `eagle`: config of EagleWeights."""
         super().__init__(config, weights.model, pages, kernels=kernels)
         self._head = weights
         self._before = states
+        self._eagle = eagle
 
     def hidden_states(self, inputs: ModelInputs) -> torch.Tensor:
         before = self._before
@@ -119,16 +145,28 @@ class HeadModel(DeviceModel):
             self.config, replace(inputs, logits_indices=None), self.pages, kernels=self.kernels
         )
         previous = before.before(inputs.slots, inputs.positions)
-        states = prediction_head.forward(layers, self._head, previous)
+        if isinstance(self._head, HeadWeights):
+            states = prediction_head.forward(layers, self._head, previous)
+            next_states = states
+        else:
+            assert self._eagle is not None
+            states, next_states = eagle3.forward(layers, self._head, self._eagle, previous)
         slots = inputs.slots
         positions = inputs.positions
         if indices is not None:
             # Keep the model's states of the other tokens, which the next chunk may read.
             slots = slots[indices]
             positions = positions[indices]
-        selected = _selected(states, indices)
-        before.store(selected, slots, positions, head=True)
-        return selected
+        before.store(_selected(next_states, indices), slots, positions, head=True)
+        return _selected(states, indices)
+
+    def logits(self, states: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if isinstance(self._head, HeadWeights):
+            return super().logits(states, out)
+        if out is None:
+            out = states.new_empty(states.shape[0], self.config.vocabulary, dtype=torch.float32)
+        logits = compute_logits(states, self.weights.head, kernels=self.kernels)
+        return out.fill_(float("-inf")).index_copy_(1, self._head.tokens, logits)
 
 
 def _selected(states: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
