@@ -706,7 +706,13 @@ class DenseLayers(Layers[torch.Tensor]):
         added = weight.features_out == self.config.hidden
         if isinstance(weight, ggml.GgmlWeight):
             return ggml.gemm(x, weight, kernels=self.kernels, wide=added)
-        return int4.gemm_of(x, weight, kernels=self.kernels, wide=added)
+        return self._packed_gemm(x, weight, wide=added)
+
+    def _packed_gemm(
+        self, x: torch.Tensor, weight: w4_pack.W4, *, wide: bool = False
+    ) -> torch.Tensor:
+        prompts = self.inputs.prefill is not None
+        return int4.gemm_of(x, weight, kernels=self.kernels, wide=wide, prompts=prompts)
 
     def attend(
         self,
@@ -755,7 +761,7 @@ class DenseLayers(Layers[torch.Tensor]):
 
     def gemm_act_mul(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
         if isinstance(weight, w4_pack.W4):
-            gate_up = int4.gemm_of(x, weight, kernels=self.kernels)
+            gate_up = self._packed_gemm(x, weight)
         else:
             gate_up = self.gemm(x, weight)
         return self._activated(gate_up)
