@@ -120,7 +120,7 @@ _TABLE: Final = (
         "preemptions",
         "",
         "counter",
-        "Running requests that were preempted and computed again because the KV cache was full.",
+        "Running requests that were preempted and computed again, mostly because the KV cache was full.",
     ),
     Metric("drafted", "tok", "counter", "Draft tokens proposed by speculative decoding."),
     Metric("accepted", "tok", "counter", "Draft tokens that the model accepted."),

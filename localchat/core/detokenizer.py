@@ -1,4 +1,4 @@
-"""Detokenizer: converts the tokens of one choice into text and typed events.
+"""Converts the tokens of one choice into text (Detokenizer) and typed events (ChoiceOutput).
 
 Text never ends within a code point and never contains part of a stop string.
 """

@@ -30,6 +30,8 @@ def test_logprobs_are_within_twice_the_error_of_torch(
         pytest.skip("its products have fewer outputs than the packed forms take")
     if awq and kind == "gemma4-moe":
         pytest.skip("its experts are never packed")
+    if awq and kind in ("gpt-oss", "nemotron-h-moe", "lfm2-moe"):
+        pytest.skip("its products have inputs that AWQ cannot divide into groups")
     model, tokens = tiny_models.reference(kind), tokens_of(51, 200)
     (tiny_models.save_awq if awq else tiny_models.save)(model, tmp_path)
     exact = logs_of(model, tokens)

@@ -128,6 +128,7 @@ def prepare(
     eps: float = 0.0,
     gelu: bool = False,
     order: torch.Tensor | None = None,
+    peers: None = None,
 ) -> None:
     """`activations.prepare`, same arguments."""
 

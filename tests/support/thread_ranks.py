@@ -39,9 +39,10 @@ class ThreadCollective:
 
     def __init__(self, rank: int, ranks: int, meeting: _Meeting) -> None:
         self.rank, self.ranks = rank, ranks
+        self.peers = None
         self._meeting = meeting
 
-    def add_up(self, y: torch.Tensor) -> torch.Tensor:
+    def add_up(self, y: torch.Tensor, *, exact: bool = True) -> torch.Tensor:
         total = y.sum(0, keepdim=True, dtype=torch.float32)
         return torch.stack(self._meeting.exchanged(self.rank, total)).sum(0)
 

@@ -14,9 +14,7 @@ from localchat_cuda.architectures import llama, qwen3_moe
 from localchat_cuda.architectures.family import Family
 
 if TYPE_CHECKING:
-    import torch
-
-    from localchat_cuda.layers.dense import Layers, X
+    from localchat_cuda.layers.dense import Layers, Sums, X
     from localchat_cuda.weights.model_weights import LayerWeights
 
 EXPERTS = replace(
@@ -65,7 +63,7 @@ FAMILY = Family(
 )
 
 
-def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
+def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> Sums:
     """Attend over the latents of a layer: partial sums [S, T, hidden]."""
     linears = layer.linears
     norms = layer.norms

@@ -16,7 +16,7 @@ from localchat_cuda.architectures.family import Family, GgufTraits
 if TYPE_CHECKING:
     import torch
 
-    from localchat_cuda.layers.dense import Layers, X
+    from localchat_cuda.layers.dense import Layers, Sums, X
     from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 
 GEMMA_DEFAULTS = {
@@ -62,7 +62,7 @@ FAMILY = Family(
 )
 
 
-def feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
+def feed(ops: Layers[X], x: X, layer: LayerWeights) -> Sums:
     """Return the partial sums of a layer's MLP."""
     x = ops.gemm_act_mul(x, layer.linears["gate_up"])
     return ops.reduce(ops.gemm(x, layer.linears["down"]))
@@ -71,8 +71,8 @@ def feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
 def forward(
     ops: Layers[X],
     weights: ModelWeights,
-    mix: Callable[..., torch.Tensor] = llama.mix,
-    feed: Callable[..., torch.Tensor] = feed,
+    mix: Callable[..., Sums] = llama.mix,
+    feed: Callable[..., Sums] = feed,
 ) -> torch.Tensor:
     """Return the last states [P, hidden] of one step. Write keys and values to the KV pages.
 
@@ -89,8 +89,8 @@ def run_layers(
     ops: Layers[X],
     weights: ModelWeights,
     x: X,
-    mix: Callable[..., torch.Tensor],
-    feed: Callable[..., torch.Tensor],
+    mix: Callable[..., Sums],
+    feed: Callable[..., Sums],
     inputs: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run all layers on x, the normed residual, and return the last states [P, hidden].

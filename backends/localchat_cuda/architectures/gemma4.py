@@ -18,9 +18,7 @@ from localchat_cuda.architectures.names import ExpertNames
 from localchat_cuda.layers.head_norms import HeadNorms
 
 if TYPE_CHECKING:
-    import torch
-
-    from localchat_cuda.layers.dense import Layers, X
+    from localchat_cuda.layers.dense import Layers, Sums, X
     from localchat_cuda.weights.model_weights import LayerWeights
 
 BESIDE_DENSE_FORMATS = "experts beside a dense layer support bf16 and fp16"
@@ -92,7 +90,7 @@ FAMILY = Family(
 )
 
 
-def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
+def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> Sums:
     """Run the attention of a layer: partial sums [S, T, hidden]."""
     # A layer without keys of its own has no norm for them.
     q_norm = layer.norms["q_norm"]
@@ -101,7 +99,7 @@ def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
     return ops.reduce(ops.gemm(attended, layer.linears["o"]))
 
 
-def feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
+def feed(ops: Layers[X], x: X, layer: LayerWeights) -> Sums:
     """Return the partial sums of the MLP, or the sum of MLP and experts."""
     y = gemma2.feed(ops, x, layer)
     if layer.experts is None:

@@ -15,7 +15,7 @@ from localchat_cuda.layers.head_norms import HeadNorms
 if TYPE_CHECKING:
     import torch
 
-    from localchat_cuda.layers.dense import Layers, X
+    from localchat_cuda.layers.dense import Layers, Sums, X
     from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 
 FAMILY = Family(
@@ -42,7 +42,7 @@ FAMILY = Family(
 )
 
 
-def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
+def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> Sums:
     """Run the attention or the running state of a layer: partial sums [S, T, hidden].
 
     Qwen2 adds biases of queries, keys and values, Qwen3 norms of heads, and gpt-oss sinks."""
@@ -56,9 +56,7 @@ def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> torch.Tensor:
     return ops.reduce(ops.gemm(x, linears["o"]))
 
 
-def forward(
-    ops: Layers[X], weights: ModelWeights, mix: Callable[..., torch.Tensor] = mix
-) -> torch.Tensor:
+def forward(ops: Layers[X], weights: ModelWeights, mix: Callable[..., Sums] = mix) -> torch.Tensor:
     """Return the last states [P, hidden] of one step. Write KV pages and running states.
 
     Experts replace the MLP of the layers that have them. `mix`: a family's own attention."""

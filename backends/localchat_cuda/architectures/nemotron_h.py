@@ -18,7 +18,7 @@ from localchat_cuda.architectures.names import ExpertNames, Names, RecurrentName
 if TYPE_CHECKING:
     import torch
 
-    from localchat_cuda.layers.dense import Layers, X
+    from localchat_cuda.layers.dense import Layers, Sums, X
     from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
 
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -125,7 +125,7 @@ FAMILY = Family(
 )
 
 
-def _feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
+def _feed(ops: Layers[X], x: X, layer: LayerWeights) -> Sums:
     x = ops.square_relu(ops.gemm(x, layer.linears["up"]))
     return ops.reduce(ops.gemm(x, layer.linears["down"]))
 
@@ -133,7 +133,7 @@ def _feed(ops: Layers[X], x: X, layer: LayerWeights) -> torch.Tensor:
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
     """Return the last states [P, hidden] of one step. Write KV pages and running states."""
     layers = weights.layers
-    y: torch.Tensor | None = None
+    y: Sums | None = None
     x = ops.embed(weights.embedding, layers[0].norms["attention"])
     for number, layer in enumerate(layers):
         if layer.experts is not None:

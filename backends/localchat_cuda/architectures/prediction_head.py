@@ -8,7 +8,7 @@ qwen3_next_mtp. The objective is DeepSeek-V3's multi-token prediction (arXiv 241
 import torch
 
 from localchat_cuda.architectures import qwen3_next
-from localchat_cuda.layers.dense import DenseLayers
+from localchat_cuda.layers.dense import DenseLayers, Sums
 from localchat_cuda.weights.eagle import EagleWeights
 from localchat_cuda.weights.prediction_head import HeadWeights
 
@@ -29,7 +29,7 @@ def forward(ops: DenseLayers, weights: HeadWeights, previous: torch.Tensor) -> t
     """Return the last states [T, hidden] of one step. `previous` [T, hidden]: of the preceding tokens."""
     model = weights.model
     (layer,) = model.layers
-    y = ops.gemm(torch.cat(normed_inputs(ops, weights, previous), 1), weights.join)
+    y: Sums = ops.gemm(torch.cat(normed_inputs(ops, weights, previous), 1), weights.join)
     ops.residual.zero_()
     x = ops.add_norm(y, layer.norms["attention"])
     y = qwen3_next.mix(ops, x, layer, 0)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from localchat_cuda.config.model import ModelConfig
-    from localchat_cuda.layers.dense import DenseLayers
+    from localchat_cuda.layers.dense import DenseLayers, Sums
     from localchat_cuda.weights.model_weights import LayerWeights
 
 HYBRID_DEFAULTS = {
@@ -96,7 +96,7 @@ FAMILY = Family(
 )
 
 
-def mix(ops: DenseLayers, x: torch.Tensor, layer: LayerWeights, number: int) -> torch.Tensor:
+def mix(ops: DenseLayers, x: torch.Tensor, layer: LayerWeights, number: int) -> Sums:
     """Run the attention or the delta net of a layer: partial sums [S, T, hidden]."""
     if layer.recurrent is not None:
         gates = ops.gemm(x, layer.linears["ba"]) if "ba" in layer.linears else None

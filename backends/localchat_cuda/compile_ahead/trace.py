@@ -75,10 +75,10 @@ _LONG_HISTORIES = 1_040, 2_080, LONG_TOKENS
 """Histories of a single sequence: over latents, and in long contexts."""
 _SHARED_TOKENS = 512
 """Tokens of a step that several prompts share."""
-_MIXED_TOKENS = 640, 2048
+_MIXED_TOKENS = 192, 640, 2048
 """Tokens of steps with prompts and decoding rows that drop rows after the last attention.
 
-The first is for packed int4 weights, the second for unpacked ones."""
+The first two are for packed int4 weights with and without copies in e4m3, the last for unpacked ones."""
 
 
 _NICENESS = 10
@@ -153,7 +153,7 @@ def meta_runner(job: CompileJob) -> CudaRunner:
     )
     if job.unpacked:
         weights = with_unpacked(weights, pages.dtype)
-    collective = Alone(config.ranks) if config.ranks > 1 else None
+    collective = Alone(config.ranks, config.hidden) if config.ranks > 1 else None
     model = DeviceModel(config, weights, pages, kernels=True, collective=collective)
     return CudaRunner(model, capabilities, graphs=False)
 
@@ -193,8 +193,11 @@ def all_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:
     for history in _LONG_HISTORIES:
         if history < room:
             yield CompileShape(((history, 1, 0),))
-            if capabilities.max_slots > 1 and widest > _SHARED_TOKENS:
-                yield CompileShape(((history, 1, 0), (0, _SHARED_TOKENS, 0)))
+            # Steps with and without a graph divide the history into different numbers of ranges.
+            for drafts, size in product((0, _DRAFTS[-1]), (_SHARED_TOKENS, widest)):
+                size -= 1 + drafts
+                if capabilities.max_slots > 1 and size > MAX_DECODE_WIDTH:
+                    yield CompileShape(((history, 1 + drafts, drafts), (0, size, 0)))
     for size in _SHORT_PROMPTS:
         if size <= widest:
             yield CompileShape(((0, size, 0),))

@@ -12,7 +12,7 @@ references, on a CPU and in tests.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -51,6 +51,16 @@ from localchat_cuda.weights.model_weights import LayerInputs, RecurrentWeights
 
 X = TypeVar("X")
 Call = TypeVar("Call", bound=Callable[..., object])
+
+
+class RankSums(NamedTuple):
+    """Partial sums [S, T, N] of one rank, which the next norm adds to those of the others."""
+
+    own: torch.Tensor
+
+
+Sums: TypeAlias = torch.Tensor | RankSums
+"""Partial sums [S, T, N] of all ranks, or of one."""
 _HALF_POWER = 0.5**0.5
 """Factor that keeps the power of a sum of two equally powerful terms."""
 
@@ -112,7 +122,7 @@ class Layers(ABC, Generic[X]):
     @abstractmethod
     def add_norm(
         self,
-        y: torch.Tensor,
+        y: Sums,
         gain: torch.Tensor | None,
         post: torch.Tensor | None = None,
         scale: float = 1.0,
@@ -138,13 +148,20 @@ class Layers(ABC, Generic[X]):
         """Return the kernel, or its reference where kernels do not run."""
         return kernel if self.kernels else reference
 
-    def reduce(self, y: torch.Tensor) -> torch.Tensor:
-        """Add up the partial sums [S, T, N] of all ranks.
+    def reduce(self, y: torch.Tensor) -> Sums:
+        """Add up the partial sums [S, T, N] of all ranks, at once or in the next norm.
 
         For products of weights whose input features are divided among the ranks. One rank changes nothing."""
         if self.collective is None:
             return y
-        return self.collective.add_up(y)
+        return self.collective.add_up(y, exact=False)
+
+    def total(self, y: Sums) -> torch.Tensor:
+        """Return the partial sums of all ranks."""
+        if not isinstance(y, RankSums):
+            return y
+        assert self.collective is not None
+        return self.collective.add_up(y.own)
 
     def embedded(self, table: torch.Tensor) -> torch.Tensor:
         """Return the rows of the embedding [vocabulary, K] for the step's tokens: [T, K]."""
@@ -524,15 +541,16 @@ class Layers(ABC, Generic[X]):
 
     def run_experts(
         self,
-        y: torch.Tensor | None,
+        y: Sums | None,
         gain: torch.Tensor,
         weights: experts.Experts,
         bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> Sums:
         """Compute the experts of each row: partial sums [S, T, K].
 
         Before, add partial sums y and their bias to the residual, if any, and norm it with `gain`."""
-        return self.reduce(self._expert_sums(y, gain, weights, bias))
+        total = None if y is None else self.total(y)
+        return self.reduce(self._expert_sums(total, gain, weights, bias))
 
     def _expert_sums(
         self,
@@ -556,11 +574,11 @@ class Layers(ABC, Generic[X]):
             self.normed(y, self.residual, gain, packed=packed, bias=bias), packed, weights
         )
 
-    def add_normed(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def add_normed(self, *parts: tuple[Sums, torch.Tensor]) -> torch.Tensor:
         """Norm partial sums [S, T, K] with their gains [K], and add them: fp32 [1, T, K]."""
         total = torch.zeros_like(self.residual)
         for y, gain in parts:
-            self.normed(y, total, None, gain)
+            self.normed(self.total(y), total, None, gain)
         return total[None]
 
     def with_gate(self, y: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -612,13 +630,14 @@ class Layers(ABC, Generic[X]):
 
     def finish(
         self,
-        y: torch.Tensor,
+        y: Sums,
         gain: torch.Tensor,
         post: torch.Tensor | None = None,
         scale: float = 1.0,
     ) -> torch.Tensor:
         """Like add_norm, but return only the last states [P, K] that the head reads."""
         residual = self.residual
+        y = self.total(y)
         if self.logits_indices is not None:
             residual = residual[self.logits_indices]
             y = y[:, self.logits_indices].contiguous()
@@ -687,7 +706,13 @@ class DenseLayers(Layers[torch.Tensor]):
         added = weight.features_out == self.config.hidden
         if isinstance(weight, ggml.GgmlWeight):
             return ggml.gemm(x, weight, kernels=self.kernels, wide=added)
-        return int4.gemm_of(x, weight, kernels=self.kernels, wide=added)
+        return self._packed_gemm(x, weight, wide=added)
+
+    def _packed_gemm(
+        self, x: torch.Tensor, weight: w4_pack.W4, *, wide: bool = False
+    ) -> torch.Tensor:
+        prompts = self.inputs.prefill is not None
+        return int4.gemm_of(x, weight, kernels=self.kernels, wide=wide, prompts=prompts)
 
     def attend(
         self,
@@ -727,16 +752,16 @@ class DenseLayers(Layers[torch.Tensor]):
 
     def add_norm(
         self,
-        y: torch.Tensor,
+        y: Sums,
         gain: torch.Tensor | None,
         post: torch.Tensor | None = None,
         scale: float = 1.0,
     ) -> torch.Tensor:
-        return self.normed(y, self.residual, gain, post, scale=scale)
+        return self.normed(self.total(y), self.residual, gain, post, scale=scale)
 
     def gemm_act_mul(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
         if isinstance(weight, w4_pack.W4):
-            gate_up = int4.gemm_of(x, weight, kernels=self.kernels)
+            gate_up = self._packed_gemm(x, weight)
         else:
             gate_up = self.gemm(x, weight)
         return self._activated(gate_up)

@@ -14,7 +14,7 @@ from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.row_norm import RowNorm
-from localchat_cuda.layers.dense import Layers
+from localchat_cuda.layers.dense import Layers, RankSums, Sums
 from localchat_cuda.layers.head_norms import HeadNorms
 from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages
@@ -58,6 +58,15 @@ class PackedLayers(Layers[PackedActivations]):
     ) -> None:
         super().__init__(config, inputs, pages, kernels=kernels, collective=collective)
         self._buffers: dict[tuple[int, int, bool], w4_activations.Rows] = {}
+
+    def reduce(self, y: torch.Tensor) -> Sums:
+        collective = self.collective
+        if collective is None or collective.peers is None:
+            return super().reduce(y)
+        if y.shape[1] > w4_activations.ALONE:
+            return super().reduce(y)
+        # The kernel that norms the sum adds up the ranks', which saves a kernel.
+        return RankSums(y)
 
     def embed(self, table: torch.Tensor, gain: torch.Tensor | None) -> PackedActivations:
         if gain is None:
@@ -112,22 +121,23 @@ class PackedLayers(Layers[PackedActivations]):
 
     def add_norm(
         self,
-        y: torch.Tensor,
+        y: Sums,
         gain: torch.Tensor | None,
         post: torch.Tensor | None = None,
         scale: float = 1.0,
     ) -> PackedActivations:
         if gain is None:
-            self.normed(y, self.residual, None, post, scale=scale)
+            self.normed(self.total(y), self.residual, None, post, scale=scale)
             return self.plain(self.residual)
         if post is None:
             return self._write_packed("norm", y, gain)
         norm = self._norm()
+        total = self.total(y)
 
         def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader)
             rms_norm_post.prepare(
-                y, self.residual, post, gain, rows, *norm, scale, order=reader.order
+                total, self.residual, post, gain, rows, *norm, scale, order=reader.order
             )
             return rows
 
@@ -170,7 +180,7 @@ class PackedLayers(Layers[PackedActivations]):
     def _write_packed(
         self,
         mode: w4_activations.Mode,
-        source: torch.Tensor,
+        source: Sums,
         gain: torch.Tensor | None = None,
     ) -> PackedActivations:
         norm: RowNorm | None = None
@@ -189,9 +199,16 @@ class PackedLayers(Layers[PackedActivations]):
 
         def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader)
+            peers = None
+            if isinstance(source, RankSums) and reader.order is None:
+                assert self.collective is not None
+                peers = self.collective.peers
+                sums = source.own
+            else:
+                sums = self.total(source)
             w4_activations.prepare(
                 mode,
-                source,
+                sums,
                 rows,
                 ids=self.inputs.ids if embeds else None,
                 residual=residual,
@@ -200,6 +217,7 @@ class PackedLayers(Layers[PackedActivations]):
                 factor=factor(rows),
                 eps=self.config.eps,
                 order=reader.order,
+                peers=peers,
             )
             return rows
 

@@ -62,6 +62,8 @@ HEAD_COLUMNS = 128
 _DEQUANT_PAGES = 512
 _DEQUANT_BYTES = 1 << 27
 """Limit on the pages of an FP8 cache that a step dequantizes: 32,768 tokens, fewer with many key heads."""
+_HOPPER = 9
+"""First number of the compute capability."""
 _MIN_HOPPER_BYTES = 40_000_000_000
 """Memory of the smallest Hopper GPU."""
 _SAVED_STATES = 64
@@ -708,7 +710,8 @@ def _unpacked_bytes(budget: GpuBudget, context: int, kv: int) -> int:
     """Return the bytes of unpacked copies of the weights. 0 unless every slot fits beside them."""
     if not budget.fits_every_slot(context):
         return 0
-    unpacked = unpacked_bytes(budget.load.config)
+    hopper = budget.load.gpu.compute_capability[0] == _HOPPER
+    unpacked = unpacked_bytes(budget.load.config, hopper=hopper)
     if budget.fixed_bytes + kv + unpacked <= budget.free:
         return unpacked
     return 0

@@ -8,7 +8,13 @@ from math import prod
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.config.gemma import GemmaLayers
 from localchat_cuda.config.model import ModelConfig
-from localchat_cuda.config.quantization import can_round, floating_bytes, padded
+from localchat_cuda.config.quantization import (
+    PACKED_GROUPS,
+    Quantization,
+    can_round,
+    floating_bytes,
+    padded,
+)
 from localchat_cuda.config.tensor_names import canonical_name, is_in_layers, is_text
 from localchat_cuda.weights.layer_shapes import linear_shapes, norm_widths
 
@@ -173,19 +179,30 @@ def _float_and_expert_bytes(config: ModelConfig, number_bytes: int) -> int:
     return config.expert_layers * _expert_bytes(config) + plain * number_bytes
 
 
-def unpacked_bytes(config: ModelConfig) -> int:
-    """Return the bytes of unpacked copies of the packed linear layers outside experts."""
+def unpacked_bytes(config: ModelConfig, *, hopper: bool = False) -> int:
+    """Return the bytes of unpacked copies of the packed linear layers outside experts.
+
+    hopper: copies of groups of 128 are in e4m3, with fp32 scales (kernels/int4/gemm_e4m3.py).
+    """
     quantization = config.quantization
     if quantization is None or not (quantization.packed or quantization.in_ggml_forms):
         return 0
-    columns = padded if quantization.packed else int
     shapes = Counter(_all_linear_shapes(config))
     shapes.subtract(list(_expert_shapes(config)) * config.expert_layers)
-    return _HALF * sum(
-        count * n * columns(k)
+    return sum(
+        count * _copy_bytes(quantization, n, k, hopper=hopper)
         for (n, k), count in shapes.items()
         if not quantization.on_load or can_round("", n, k)
     )
+
+
+def _copy_bytes(quantization: Quantization, n: int, k: int, *, hopper: bool) -> int:
+    if not quantization.packed:
+        return _HALF * n * k
+    group = PACKED_GROUPS[0]
+    if hopper and quantization.packed_group == group and k % group == 0:
+        return n * k + n * k // group * _FLOAT
+    return _HALF * n * padded(k)
 
 
 def head_bounds_bytes(config: ModelConfig) -> int:

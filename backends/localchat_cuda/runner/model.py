@@ -79,9 +79,8 @@ class DeviceModel:
         return states
 
     def _layers(self, inputs: ModelInputs) -> PackedLayers | DenseLayers:
-        packed = self.kernels and (
-            inputs.ids.shape[0] <= self.weights.packed_rows(self.pages.device)
-        )
+        limit = self.weights.packed_rows(self.pages.device, prompts=inputs.prefill is not None)
+        packed = self.kernels and inputs.ids.shape[0] <= limit
         layers = PackedLayers if packed else DenseLayers
         return layers(
             self.config, inputs, self.pages, kernels=self.kernels, collective=self.collective

@@ -12,8 +12,9 @@ from localchat_cuda.kernels.delta_net import DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts
 from localchat_cuda.kernels.fp8_int8.bounded_head import BoundedHead
 from localchat_cuda.kernels.ggml import GgmlWeight
-from localchat_cuda.kernels.int4 import gemm_dequant
+from localchat_cuda.kernels.int4 import gemm_dequant, gemm_e4m3
 from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.kernels.launch import traits
 from localchat_cuda.weights.formats.weight import Weight, bytes_of
 
 RecurrentWeights: TypeAlias = DeltaNetWeights | torch.Tensor
@@ -92,12 +93,12 @@ class ModelWeights:
         return total
 
     @property
-    def unpacked(self) -> bool:
-        """True if memory also contains unpacked copies of packed layers."""
-        return any(
-            isinstance(weight, w4_pack.W4 | GgmlWeight) and weight.unpacked is not None
-            for weight in self.layers[0].linears.values()
-        )
+    def copy_type(self) -> type | None:
+        """Type of the unpacked copies of packed layers. None: memory contains none."""
+        for weight in self.layers[0].linears.values():
+            if isinstance(weight, w4_pack.W4 | GgmlWeight) and weight.unpacked is not None:
+                return type(weight.unpacked)
+        return None
 
     @property
     def packed(self) -> bool:
@@ -109,28 +110,36 @@ class ModelWeights:
             for weight in layer.linears.values()
         )
 
-    def packed_rows(self, device: torch.device) -> int:
-        """Return the largest number of rows of a step for PackedLayers; 0: they cannot be used."""
+    def packed_rows(self, device: torch.device, *, prompts: bool = False) -> int:
+        """Return the largest number of rows of a step for PackedLayers; 0: they cannot be used.
+
+        `prompts`: the step has some."""
         if not self.packed:
             return 0
         linears = [weight for layer in self.layers for weight in layer.linears.values()]
         if any(isinstance(weight, GgmlWeight) for weight in linears):
             return ggml.FEW_ROWS
-        limit = int4.packed_rows(device, unpacked=self.unpacked)
+        limit = int4.packed_rows(device, self.copy_type, prompts=prompts)
         packed = (weight for weight in linears if isinstance(weight, w4_pack.W4))
         return min((int4.rows_for(weight, limit) for weight in packed), default=limit)
 
 
 def with_unpacked(weights: ModelWeights, dtype: torch.dtype) -> ModelWeights:
-    """Add an unpacked copy in `dtype` of every packed linear layer; see W4.unpacked."""
+    """Add an unpacked copy in `dtype` of every packed linear layer; see W4.unpacked.
+
+    Int4 weights in groups of 128 get one in e4m3 on Hopper GPUs, which multiply it."""
+    device = weights.embedding.device
+    takes_e4m3 = traits(device).capability[0] == gemm_e4m3.CAPABILITY
+    serves_e4m3 = takes_e4m3 and gemm_e4m3.serves(device)
 
     def with_copy(weight: Weight) -> Weight:
         if isinstance(weight, w4_pack.W4):
-            device = weight.codes.device
+            if takes_e4m3 and weight.group == w4_pack.BLOCK_K:
+                # The memory plan has no room for a larger copy.
+                return weight._replace(unpacked=gemm_e4m3.unpack(weight)) if serves_e4m3 else weight
             write = partial(gemm_dequant.dequantize, weight)
             reference = partial(w4_pack.dense, weight)
         elif isinstance(weight, GgmlWeight):
-            device = weight.parts[0].low.device
             write = partial(ggml.dequantize, weight)
             reference = partial(ggml.dense, weight)
         else:

@@ -113,7 +113,7 @@ class Sampler:
         z = row
         if params.logit_bias or params.penalised or params.rare or mask is not None:
             with _quiet():
-                z = self._change(row, params, counts, mask)
+                z = self._process(row, params, counts, mask)
         if params.temperature < GREEDY_BELOW:
             token = _best(z)
         elif (sampled := self._draw_from_head(z, params, position)) is not None:
@@ -168,18 +168,18 @@ class Sampler:
         Empty if no token can be drawn.
         """
         with _quiet():
-            z, best = _finite(self._change(row, params, counts, mask))
+            z, best = _finite(self._process(row, params, counts, mask))
             if best == -math.inf:
                 return np.empty(0, np.int64), np.empty(0, np.float32)
             return self._filter(z, best, params, -math.inf)
 
     def _draw_from_all(self, z: Row, params: SamplingParams, position: int) -> int:
-        """Apply steps 4 to 6 to processed logits."""
+        """Apply steps 4 to 6, without top-n-sigma, to processed logits."""
         z, best = _finite(z)
         if best == -math.inf:
             return NOTHING
         key = draw_key(params.seed, params.choice, position)
-        shaped = _shapes(params, key)
+        shaped = _has_shape(params, key)
         # Skip tokens that noise cannot lift above the best, unless a filter may drop the best itself.
         reach = -math.inf
         if params.typical_p >= 1 and not shaped:
@@ -190,7 +190,7 @@ class Sampler:
         ids, values = self._filter(z, best, params, reach)
         return _drawn(ids, values, params, key, shaped)
 
-    def _change(
+    def _process(
         self, row: Row, params: SamplingParams, counts: TokenCounts | None, mask: bytes | None
     ) -> Row:
         """Bias, mask, penalties and top-n-sigma: the row itself where nothing changes it."""
@@ -252,7 +252,7 @@ class Sampler:
         z[covered + 8 :] = -np.inf
 
     def _draw_from_head(self, z: Row, params: SamplingParams, position: int) -> int | None:
-        """Apply steps 4 to 6 to the largest of the processed logits.
+        """Apply steps 4 to 6, without top-n-sigma, to the largest of the processed logits.
 
         None if the other logits may matter.
         """
@@ -274,7 +274,7 @@ class Sampler:
         if len(picked) == 1:
             return int(ids[picked[0]])
         key = draw_key(params.seed, params.choice, position)
-        if params.rare and _shapes(params, key):
+        if params.rare and _has_shape(params, key):
             kept = ids.take(picked)
             return _drawn(kept, z.take(kept), params, key, shaped=True)
         tokens: list[int] = ids.take(picked).tolist()
@@ -441,7 +441,7 @@ class Sampler:
         return ids
 
 
-def _shapes(params: SamplingParams, key: int) -> bool:
+def _has_shape(params: SamplingParams, key: int) -> bool:
     """Return whether XTC acts in this draw, or the temperature is dynamic."""
     if not params.rare:
         return False
@@ -456,7 +456,7 @@ def _excludes(params: SamplingParams, key: int) -> bool:
 
 
 def _drawn(ids: Ids, values: Row, params: SamplingParams, key: int, shaped: bool) -> int:
-    """Draw from the tokens that the filters before XTC keep. `shaped`: result of `_shapes`."""
+    """Draw from the tokens that the filters before XTC keep. `shaped`: result of `_has_shape`."""
     temperature = params.temperature
     if shaped:
         if _excludes(params, key):

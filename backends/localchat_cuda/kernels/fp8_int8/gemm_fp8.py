@@ -32,7 +32,7 @@ def supports(weight: W8) -> bool:
 
 
 @triton.jit
-def _e4m3(v):
+def e4m3(v):
     """Round fp32 numbers of at most 448 to e4m3 as uint8, ties to even.
 
     Written out because the interpreter's own conversion drops a carry into the exponent.
@@ -71,35 +71,57 @@ def _rows_kernel(x, codes, scales, K: tl.constexpr, RUN: tl.constexpr):
     tl.store(scales + m, scale)
     for c in tl.range(0, K, RUN):
         v = tl.load(x + m * K + c + i, mask=c + i < K, other=0.0).to(tl.float32)
-        tl.store(codes + m * K + c + i, _e4m3(v / scale), mask=c + i < K)
+        tl.store(codes + m * K + c + i, e4m3(v / scale), mask=c + i < K)
 
 
-@triton.jit
-def _groups_kernel(x, codes, scales, K: tl.constexpr, GROUPS: tl.constexpr):
+@triton.jit(do_not_specialize=["M", "row_stride", "group_stride"])
+def _groups_kernel(
+    x, codes, scales, M, row_stride, group_stride, K: tl.constexpr, GROUPS: tl.constexpr
+):
     m = tl.program_id(0).to(tl.int64)
     G: tl.constexpr = K // 128
     g = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     offsets = m * K + g[:, None] * 128 + tl.arange(0, 128)[None, :]
     inside = (g < G)[:, None]
-    v = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
+    given = (g < tl.where(m < M, G, 0))[:, None]
+    v = tl.load(x + offsets, mask=given, other=0.0).to(tl.float32)
     scale = _scale(tl.max(_size(v), 1))
-    tl.store(scales + m * G + g, scale, mask=g < G)
-    tl.store(codes + offsets, _e4m3(v / scale[:, None]), mask=inside)
+    tl.store(scales + m * row_stride + g * group_stride, scale, mask=g < G)
+    tl.store(codes + offsets, e4m3(v / scale[:, None]), mask=inside)
 
 
 def round_rows(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Round x to e4m3 [M, K] with scales [M, 1], with `blocks` [M, G]."""
     m, k = x.shape
     require("x", x, (m, k), FLOATS)
-    codes = torch.empty(m, k, dtype=torch.uint8, device=x.device)
     scales = torch.empty(m, k // BLOCK if blocks else 1, device=x.device)
     if blocks:
-        _groups_kernel[(m, triton.cdiv(k // BLOCK, 8))](
-            x, codes, scales, K=k, GROUPS=8, num_warps=2
-        )
-    else:
-        _rows_kernel[(m,)](x, codes, scales, K=k, RUN=_RUN, num_warps=4)
+        return _round_groups(x, scales), scales
+    codes = torch.empty(m, k, dtype=torch.uint8, device=x.device)
+    _rows_kernel[(m,)](x, codes, scales, K=k, RUN=_RUN, num_warps=4)
     return codes.view(E4M3), scales
+
+
+def round_padded(x: torch.Tensor, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round x to e4m3 [R, K] with a scale for each 128 columns [R, G], as the library reads them.
+
+    R is M padded with zeros to a multiple. Scales of one column are contiguous."""
+    m, k = x.shape
+    require("x", x, (m, k), FLOATS)
+    rows = -(-m // multiple) * multiple
+    scales = torch.empty(k // BLOCK, rows, device=x.device).t()
+    return _round_groups(x, scales), scales
+
+
+def _round_groups(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Write `scales` [R, G] of any strides. Return e4m3 [R, K], with zeros below the rows of x."""
+    m, k = x.shape
+    rows, groups = scales.shape
+    codes = torch.empty(rows, k, dtype=torch.uint8, device=x.device)
+    _groups_kernel[(rows, triton.cdiv(groups, 8))](
+        x, codes, scales, m, *scales.stride(), K=k, GROUPS=8, num_warps=2
+    )
+    return codes.view(E4M3)
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -12,11 +12,12 @@ import torch
 from localchat_cuda.kernels import permute_columns
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
+from localchat_cuda.kernels.int4 import gemm_e4m3 as w4_e4m3
 from localchat_cuda.kernels.int4 import gemm_few as w4_few
 from localchat_cuda.kernels.int4 import gemm_tiled as w4_tiled
 from localchat_cuda.kernels.int4 import hopper_tile_config
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
-from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, E4M3Copy, dense
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.launch import traits
 
@@ -34,6 +35,8 @@ _UNPACKED_ROWS = 128
 A step of 192 rows on an H200 takes 7.1 ms packed and 6.8 unpacked, of 512 12.8 and 11.2, of 768 17.4 and
 15.9, of 1,024 22.4 and 20.8.
 """
+_E4M3_ROWS = 256
+"""Row count of steps with prompts from which the library's gemm of e4m3 copies is faster."""
 _NARROW_ROWS = 16
 _TILED_FEATURES = 64
 """Multiple of the output features that the kernels need for more rows."""
@@ -50,12 +53,16 @@ AnyTileConfig: TypeAlias = (
 )
 
 
-def packed_rows(device: torch.device, *, unpacked: bool = False) -> int:
+def packed_rows(device: torch.device, copy: type | None = None, *, prompts: bool = False) -> int:
     """Return the largest row count for which a gemm reads the packed weights themselves.
 
-    unpacked: they are in memory unpacked, too.
+    copy: type of the unpacked copies in memory, see W4.unpacked. prompts: the step has some.
     """
-    if unpacked:
+    if copy is E4M3Copy:
+        # The tokens of answers are never rounded in steps of their own.
+        if prompts:
+            return _E4M3_ROWS
+    elif copy is not None:
         return _UNPACKED_ROWS
     fast = hopper is not None and hopper.serves(device)
     return _HOPPER_ROWS if fast else _PACKED_ROWS
@@ -166,18 +173,24 @@ def gemm_silu_mul(
 
 
 def gemm_of(
-    x: torch.Tensor, weight: W4, *, kernels: bool = True, wide: bool = False
+    x: torch.Tensor,
+    weight: W4,
+    *,
+    kernels: bool = True,
+    wide: bool = False,
+    prompts: bool = False,
 ) -> torch.Tensor:
     """Compute partial sums [S, M, N] of x [M, K], whose columns are in the layer's order.
 
     fp32 up to `packed_rows`, in x's dtype beyond. wide: fp32 in place of fp16, for what is added to a residual
-    and may be beyond the range of fp16.
+    and may be beyond the range of fp16. prompts: x may be rounded to e4m3 beyond `packed_rows`.
     """
     m, (n, k), order = x.shape[0], (weight.features_out, weight.features_in), weight.order
     if weight.padding:
         x = torch.nn.functional.pad(x, (0, weight.padding))
     unpacked = weight.unpacked
-    max_rows = rows_for(weight, packed_rows(x.device, unpacked=unpacked is not None))
+    copy = None if unpacked is None else type(unpacked)
+    max_rows = rows_for(weight, packed_rows(x.device, copy, prompts=prompts))
     if kernels and 1 <= m <= max_rows:
         rows = empty_activations(m, k, x.device, weight.group)
         w4_activations.prepare("plain", x[None], rows, order=order)
@@ -187,6 +200,10 @@ def gemm_of(
     if not kernels:
         return (x.float() @ dense(weight).t())[None]
     dtype = torch.float32 if wide and x.dtype == torch.float16 else x.dtype
+    if isinstance(unpacked, E4M3Copy):
+        if prompts and m > _E4M3_ROWS:
+            return w4_e4m3.gemm(x, unpacked, dtype)[None]
+        unpacked = None
     out = torch.empty(m, n, dtype=dtype, device=x.device)
     if unpacked is None:
         w4_dequant.gemm(x, weight, out, torch.empty(n * k, dtype=x.dtype, device=x.device))

@@ -36,6 +36,7 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.activation import activation, to_half
+from localchat_cuda.kernels.all_reduce import PeerMemory, sum_over_ranks
 from localchat_cuda.kernels.int4.gemm_int8 import factors_of, lanes
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.launch import (
@@ -261,7 +262,7 @@ def sum_partials(source, offsets, inside, stride, S: tl.constexpr):
     return total
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "room"])
 def _prepare_kernel(
     source,
     ids,
@@ -273,6 +274,10 @@ def _prepare_kernel(
     factor,
     shift,
     order,
+    words,
+    addresses,
+    counts,
+    room,
     M,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -284,6 +289,8 @@ def _prepare_kernel(
     GELU: tl.constexpr,
     ORDER: tl.constexpr,
     GROUP: tl.constexpr,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -309,6 +316,10 @@ def _prepare_kernel(
         v = sum_partials(source, here, inside, M * N, S)
     if MODE == 2:
         v = activation(v, GELU) * sum_partials(source, here + K, inside, M * N, S)
+    if RANKS > 1:
+        run = m * (K // 128) + block
+        whole = inside & (i >= 0)[None, :]
+        v = sum_over_ranks(v, run, whole, words, addresses, counts, room, RANK, RANKS)
     if MODE == 1:
         v += tl.load(residual + offsets, mask=inside, other=0.0)
     if MODE == 1 or MODE == 3:
@@ -386,6 +397,7 @@ def prepare(
     eps: float = 0.0,
     gelu: bool = False,
     order: torch.Tensor | None = None,
+    peers: PeerMemory | None = None,
 ) -> None:
     """Run one step between gemms; modes and formats in the module docstring.
 
@@ -393,7 +405,8 @@ def prepare(
     `ids` int32 or int64 [M]. residual fp32 [M, K] (read and written; embed only writes), weight [K]
     of the norm, squares fp32 [M, G] (written): for embed and norm. `factor`: of the table's rows, or of the
     rows that a norm writes, with squares from which the gemm finds the right rms, given `eps`.
-    order int32 [K], a permutation, or None. Writes `rows`.
+    order int32 [K], a permutation, or None. Writes `rows`. `peers`: a norm without order adds the partial
+    products of all ranks, which call this together (kernels/all_reduce.py).
     """
     device = source.device
     floats = (torch.float32, torch.float16, torch.bfloat16)
@@ -436,6 +449,8 @@ def prepare(
             )
             prepare("plain", flat.x[None], rows, order=order)
             return
+    if peers is not None and (mode != "norm" or order is not None or n != k or m * k > peers.most):
+        raise ValueError("peers: only a norm of all columns without order adds up ranks")
     gpu = traits(device)
     several = rows_per_program(m)
     KernelLaunch(
@@ -443,7 +458,7 @@ def prepare(
     ).run(
         *(source, tensor_or(ids, source), tensor_or(residual, source), tensor_or(weight, source)),
         *(tensor_or(squares, source), rows.x, rows.factors, factor, _shift(factor, eps)),
-        *(tensor_or(order, source), m),
+        *(tensor_or(order, source), *_peer_arguments(peers, source), m),
         N=n,
         K=k,
         MQ=room_of(rows),
@@ -454,4 +469,14 @@ def prepare(
         GELU=gelu,
         ORDER=order is not None,
         GROUP=BLOCK_K if isinstance(rows, FloatRows) else rows.group,
+        RANK=0 if peers is None else peers.rank,
+        RANKS=1 if peers is None else peers.ranks,
     )
+
+
+def _peer_arguments(
+    peers: PeerMemory | None, placeholder: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    if peers is None:
+        return placeholder, placeholder, placeholder, 1
+    return peers.words, peers.addresses, peers.counts, peers.most

@@ -28,11 +28,16 @@ from localchat_cuda.kernels.launch import require, traits
 
 
 @triton.jit
-def _plane(out, even, odd, scale, zero, offset: tl.constexpr, pointers):
-    """Store 16 x 64 weights. Each operand has offset + code in (half, pair, quad, i)."""
+def in_order(even, odd):
+    """Return 16 x 64 numbers in fp32. Each operand has them in (half, pair, quad, i)."""
     w = tl.reshape(tl.join(even, odd), (16, 2, 2, 4, 2, 2))
-    w = tl.reshape(tl.permute(w, (0, 3, 1, 2, 5, 4)), (16, 64)).to(tl.float32)
-    w = (w - offset - zero[:, None]) * scale[:, None]
+    return tl.reshape(tl.permute(w, (0, 3, 1, 2, 5, 4)), (16, 64)).to(tl.float32)
+
+
+@triton.jit
+def _plane(out, even, odd, scale, zero, offset: tl.constexpr, pointers):
+    """Store 16 x 64 weights. Each operand has offset + code."""
+    w = (in_order(even, odd) - offset - zero[:, None]) * scale[:, None]
     tl.store(out + pointers, w.to(out.dtype.element_ty))
 
 

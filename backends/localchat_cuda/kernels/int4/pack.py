@@ -44,6 +44,19 @@ AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 _SWAP = (0, 2, 1, 3)
 
 
+class E4M3Copy(NamedTuple):
+    """A weight with groups of 128 in e4m3, which stores whole numbers up to 16 exactly."""
+
+    codes: torch.Tensor
+    """e4m3 [N, K]: code - zero, with columns in stored order."""
+    scales: torch.Tensor
+    """fp32 [G, N]."""
+
+    @property
+    def bytes(self) -> int:
+        return self.codes.numel() + 4 * self.scales.numel()
+
+
 class W4(NamedTuple):
     """A packed weight: y[m, n] = sum_k x[m, k] w[n, k]."""
 
@@ -57,8 +70,8 @@ class W4(NamedTuple):
     order: torch.Tensor | None = None
     """int32 [K] if the columns were sorted to make each group contiguous: stored column k is column order[k] of
     the layer, and x must have its columns in that order. None: the layer's order."""
-    unpacked: torch.Tensor | None = None
-    """The same weight [N, K] in fp16 or bf16, with columns in stored order.
+    unpacked: torch.Tensor | E4M3Copy | None = None
+    """The same weight in fp16 or bf16 [N, K], with columns in stored order, or in e4m3.
 
     If memory is plentiful, the gemms of prompts use it instead of dequantizing.
     """
@@ -80,7 +93,11 @@ class W4(NamedTuple):
     @property
     def bytes(self) -> int:
         order = 0 if self.order is None else 4 * self.order.numel()
-        unpacked = 0 if self.unpacked is None else 2 * self.unpacked.numel()
+        unpacked = 0
+        if isinstance(self.unpacked, E4M3Copy):
+            unpacked = self.unpacked.bytes
+        elif self.unpacked is not None:
+            unpacked = 2 * self.unpacked.numel()
         return self.codes.numel() + 4 * self.scale_zeros.numel() + order + unpacked
 
 
