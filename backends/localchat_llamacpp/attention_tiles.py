@@ -16,7 +16,7 @@ _WIDEST = 256
 
 
 def tile_excess(rows: int, heads: int, threads: int) -> float:
-    """Return the tiles of a step over those that would hold its rows if all were full."""
+    """Return the tiles of a step, divided by those that full tiles would take."""
     total = rows * heads
     part_rows = _divide_up(total, _PARTS_PER_THREAD * threads)
     parts = _divide_up(total, part_rows)
