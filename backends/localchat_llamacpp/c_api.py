@@ -205,6 +205,7 @@ _FUNCTIONS: Final[Mapping[str, _Signature]] = {
     "llama_model_is_hybrid": _BOOL_OF,
     "llama_model_is_recurrent": _BOOL_OF,
     "llama_model_n_embd_out": (c_int32, (c_void_p,)),
+    "llama_model_n_head": (c_int32, (c_void_p,)),
     "llama_model_n_swa": (c_int32, (c_void_p,)),
     "llama_model_rope_type": (c_int, (c_void_p,)),
     "llama_print_system_info": (c_char_p, ()),

@@ -16,6 +16,7 @@ from localchat.errors import DoesNotFit, ModelInvalid
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.adapter import Adapter
 from localchat_llamacpp.adapters import LoadedAdapters
+from localchat_llamacpp.attention_tiles import TILE_ROWS, prompt_widths
 from localchat_llamacpp.batch import Batch
 from localchat_llamacpp.build_advice import offload_advice
 from localchat_llamacpp.drafter import LlamaDrafter, load_drafter, open_head
@@ -49,12 +50,6 @@ _WINDOW_SAVED = (
 )
 _SINGLE_TEXT = frozenset({"plamo2"})
 """Architectures whose graph aborts the process with three sequences in a step (0.3.36)."""
-_TILE_ROWS = 64
-"""Prompt rows that flash attention computes as one tile on a CPU with f16 KV.
-
-A narrower step reads all KV for each row (0.5B shapes after 3,000 tokens: 37 ms of CPU per token at 32 rows,
-20 at 64).
-"""
 _MAPPED = "_Mapped"
 _IN_RAM = ("CPU", "AMX")
 """The library's names of buffers in RAM."""
@@ -312,18 +307,19 @@ def _capabilities(
         seeds_run_alone=not on_gpu,
         moves_rows=rewind == "any",
         step_target_s=0.1 if on_gpu else 0.25,
-        widths=_widths(spec, request),
+        widths=_widths(model, spec, request),
         limits=(*limits, _ALONE) if alone else limits,
     )
 
 
-def _widths(spec: ContextSpec, request: LoadRequest) -> Widths:
+def _widths(model: int, spec: ContextSpec, request: LoadRequest) -> Widths:
     """Return the widths that fill tiles of attention."""
     if not spec.flash_attention or spec.kv_type != "f16" or request.plan.gpu_layers:
         return Widths(())
-    widths = tuple(range(_TILE_ROWS, spec.step_tokens + 1, _TILE_ROWS))
-    # Two tiles cost 6 % less per row than one. Where others decode, one makes them wait half as long.
-    return Widths(prefill=widths[1:] or widths, mixed=widths)
+    heads = int(library().api.llama_model_n_head(model))
+    # Where others decode, one tile per head makes them wait half as long as two.
+    mixed = tuple(range(TILE_ROWS, spec.step_tokens + 1, TILE_ROWS))
+    return Widths(prefill=prompt_widths(spec.step_tokens, heads, spec.threads), mixed=mixed)
 
 
 def _is_stateful(model: int) -> bool:

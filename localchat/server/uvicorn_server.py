@@ -23,6 +23,8 @@ log = logging.getLogger("localchat.server")
 _BACKLOG = 1024
 _THREADS = 64
 _POLL_S = 0.05
+_TICK_S = 1.0
+"""Interval at which the server updates the date of its responses."""
 _GRACE_S = 2
 _CUT_OFF_S = 1.5
 """Part of the grace in which clients can read the end of their answer."""
@@ -45,6 +47,8 @@ class UvicornServer(uvicorn.Server):
         self._drain_s = drain_s
         self.background: asyncio.Future[None] | None = None
         """Task that the shutdown cancels first, such as the load of the first model."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
         limits = service.config.limits
         super().__init__(
             uvicorn.Config(
@@ -67,13 +71,24 @@ class UvicornServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         # With Python's default of six threads on two cores, six long texts to tokenize would block every chat.
         threads = ThreadPoolExecutor(_THREADS, "server")
-        asyncio.get_running_loop().set_default_executor(threads)
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(threads)
         raise_file_limit(self._service.config.limits.connections)
         await super().serve(sockets)
 
     def stop(self) -> None:
-        """End the server. Callable from any thread."""
+        """End the server. Callable from any thread and from signal handlers."""
         self.should_exit = True
+        if self._loop is not None:
+            # The loop may be closed.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def main_loop(self) -> None:
+        """Wait for `stop`. uvicorn polls ten times per second, a tenth of the CPU time of a lone client."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), _TICK_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         tracker = self._service.tracker
@@ -104,7 +119,7 @@ class UvicornServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             self.force_exit = True
-        self.should_exit = True
+        self.stop()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from localchat.backend_api.interface import Widths
 from localchat.engine.events import Prefill
 from localchat.kv_store.store import KVStore
 from tests.support.engine_core_bench import Bench, capabilities, check_received, peaked, request
@@ -73,6 +74,16 @@ def test_with_a_seed_the_chunks_of_the_prompt_are_read_back_and_its_answer_is_no
     bench.run_until_idle()
     check_received(bench, id_, peaked)
     assert read_back(bench, id_) == len(TEXT) // 64 * 64
+
+
+def test_with_a_seed_chunks_of_another_length_are_not_read_back(tmp_path: Path) -> None:
+    """The length depends on the number of threads, and so do the bits."""
+    tokens = kept(tmp_path, KINDS[0], temperature=1.0, seed=5)
+    wider = {**KINDS[0], "max_step_tokens": 128, "widths": Widths(prefill=(128,), mixed=(64, 128))}
+    bench = restarted(tmp_path, wider)
+    id_ = bench.ask(request([*tokens, *b" And then?"], owner="1", temperature=1.0, seed=5))
+    bench.run_until_idle()
+    assert read_back(bench, id_) == 0
 
 
 def test_kv_of_an_unseeded_request_is_not_read_back_with_a_seed(tmp_path: Path) -> None:

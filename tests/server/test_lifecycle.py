@@ -39,6 +39,16 @@ ENDLESS = ScriptedAnswer(("word ",) * 100_000, gap_s=0.01)
 BODY = {"messages": [{"role": "user", "content": "endless"}]}
 
 
+def test_server_that_is_told_to_stop_does_not_wait_for_its_next_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(uvicorn_server, "_TICK_S", 3600.0)
+    with running(ScriptedEngine()) as (port, _), Wire(port) as wire:
+        wire.ask("/v1/embeddings", {})
+        assert wire.reply().status == 400
+    # The end of the block waited for the server's thread.
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_cancels_its_request(stage: Stage, stream: bool) -> None:
     stage.scripts["endless"] = ENDLESS

@@ -47,8 +47,7 @@ class DraftReplay:
         **capabilities: Any,
     ) -> None:
         self._cost = cost
-        # Fast steps: a planner with slow ones has drafts of 15 tokens at most.
-        can = Capabilities(4096, 4096, 64, 64, 512, step_target_s=0.2, **capabilities)
+        can = Capabilities(4096, 4096, 64, 64, 512, **capabilities)
         self.planner = DraftPlanner(can, cost, None, model)
         self._model = model
         self._max_draft = max_draft

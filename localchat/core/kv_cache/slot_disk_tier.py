@@ -21,6 +21,7 @@ from localchat.core.kv_cache.disk_tier import (
     DiskRead,
     DiskTier,
 )
+from localchat.core.kv_cache.manager import exact_chunk_tokens
 from localchat.core.kv_cache.slots import SlotKVCacheManager, UnstoredText
 from localchat.core.kv_cache.token_prefix import Ids
 from localchat.core.sequence import RequestState
@@ -34,8 +35,11 @@ _RANGE_BYTES = 2_000_000
 _RANGE_TOKENS = 256
 _MAX_RANGE_TOKENS = 4096
 _MAX_PENDING_BYTES = 128_000_000
-_EXACT = "\0exact by turns, the last two joined"
-"""Suffix of the salt of texts whose KV has the bits of a fresh computation. Names the rule of the chunks."""
+_EXACT = "\0exact by turns, the last two joined if short"
+"""Suffix of the salt of texts whose KV has the bits of a fresh computation. Names the rule of the chunks.
+
+Their length follows, because it depends on the number of threads.
+"""
 
 
 class SlotDiskTier(DiskTier):
@@ -63,6 +67,7 @@ class SlotDiskTier(DiskTier):
         self._exporter = cast(ExportingRunner, runner)
         self._kv_cache = kv_cache
         self._whole = can.exports == "whole"
+        self._exact_salt = f"{_EXACT} {exact_chunk_tokens(can)}"
         self._bytes_per_token = max(1, can.bytes_per_token)
         self._range_tokens = range_tokens or _range_tokens(self._bytes_per_token)
         self._min_tokens = min_tokens
@@ -74,7 +79,7 @@ class SlotDiskTier(DiskTier):
         request = request_state.request
         ids = np.asarray(request_state.tokens, np.int32)[:-1]
         usable = self._kv_cache.can_truncate if self._whole else None
-        salts = [request.salt + _EXACT]
+        salts = [request.salt + self._exact_salt]
         if not request_state.deterministic:
             salts.append(request.salt)
         matches = [self._namespace.find(salt, ids, usable) for salt in salts]
@@ -150,7 +155,7 @@ class SlotDiskTier(DiskTier):
         salt = text.salt
         ids = text.ids
         if self._stores_exact(text):
-            salt += _EXACT
+            salt += self._exact_salt
             ids = ids[: text.exact]
         if not self._whole:
             ids = ids[: cut_before(text.ids.tolist(), len(ids))]

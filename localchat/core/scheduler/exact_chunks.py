@@ -47,6 +47,10 @@ class TurnCuts:
         if continues or len(cuts) == 1 or cuts[-1:] != turns[-1:]:
             # Turns before the last one are usually cached, so a short question is not joined with them.
             return
+        if cuts[-2] and cuts[-2] not in turns:
+            # The rest of a long turn stays apart: the next turn of the conversation would compute it again, and
+            # here the narrow chunk is a small part of the whole.
+            return
         if self._length - cuts[-2] <= min(_MAX_JOINED_TOKENS, chunk):
             # A chunk of a few tokens costs nearly as much as a wider one.
             cuts.pop()

@@ -32,10 +32,8 @@ from localchat.core.spec_decode.draft_model import PROBE_BUDGET, DraftModel
 from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
 from localchat.core.spec_decode.step_cost import CostModel
 
-_SLOW_STEP_S = 0.25
-_MAX_DRAFT_SLOW = 15
-_MAX_DRAFT_FAST = 31
-"""Longest draft of a sequence, by the cost of a wide step: a CPU computes its tokens one after the other."""
+_MAX_DRAFT = 31
+"""Longest draft of a sequence. On a CPU, 16 rows may take as long as 12 plain steps, and 32 as long as 21."""
 _MIN_GAIN = 1.02
 """Drafts that promise less than this over a plain step are not worth the risk."""
 _EARNED_PER_STEP = 0.01
@@ -44,8 +42,8 @@ _MAX_EARNED = 1.5
 _MAX_DEBT = 1.0
 """Plain steps that a sequence may owe before its drafts stop."""
 _MAX_BUDGET = 16.0
-"""Two wide drafts that are rejected whole. Where 16 rows cost 7 plain steps, a wrong draft at an edit is bad
-luck, and without this reserve the next draft would have to wait for hundreds of plain steps."""
+"""A wide draft that is rejected whole. Where 16 rows cost 12 plain steps, a wrong draft at an edit is bad luck,
+and without this reserve the next draft would have to wait for hundreds of plain steps."""
 
 Drafts: TypeAlias = dict[int, tuple[int, ...]]
 """Drafted tokens by number of the sequence."""
@@ -105,8 +103,6 @@ class DraftPlanner:
         self._draft_model = draft_model
         self._ahead = capabilities.depth > 1
         self._rewinds = capabilities.rewind != "checkpoint"
-        slow = capabilities.step_target_s >= _SLOW_STEP_S
-        self._max_draft = _MAX_DRAFT_SLOW if slow else _MAX_DRAFT_FAST
         self._waited = False
         """The runner waits for the drafts of the next step."""
         self._searches_to_skip = 0
@@ -213,7 +209,7 @@ class DraftPlanner:
             # A fork starts with all that its parent has committed, which must be the prompt alone.
             if sequence.drafts is None or sequence.blocked or sequence.pending_forks:
                 continue
-            limit = min(self._max_draft, sequence.limit - sequence.virtual - 1)
+            limit = min(_MAX_DRAFT, sequence.limit - sequence.virtual - 1)
             if sequence.free_tokens is not None:
                 limit = min(limit, sequence.free_tokens - sequence.unknown - 1)
             if limit > 0:

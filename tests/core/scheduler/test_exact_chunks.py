@@ -82,6 +82,12 @@ def test_short_last_chunk_is_joined_with_the_one_before() -> None:
     assert cuts_of(20, 4) == [0]
 
 
+def test_rest_of_a_long_turn_is_not_joined_with_the_start_of_the_answer() -> None:
+    # The question ends a chunk, so the next turn of the conversation reuses all of it.
+    assert cuts_of(30, 130, 4) == [0, 30, 130, 160]
+    assert cuts_of(140, 4) == [0, 100, 140]
+
+
 def test_common_prefix_has_the_same_cuts_in_every_prompt() -> None:
     turns = (30, 250, 4, 70, 20, 20, 130)
     tokens = [token for turn in turns for token in (*[0] * (turn - 1), END)]

@@ -163,6 +163,21 @@ def test_where_every_row_costs_as_much_as_the_first_nothing_is_drafted() -> None
     assert proposal([5] * 20, model, 8) == ()
 
 
+def test_a_copy_is_drafted_in_steps_of_32_rows_where_16_rows_cost_more_each() -> None:
+    """Q4_K of a 1.5B model on a CPU: 16 rows take as long as 12 plain steps, and 32 as long as 21."""
+    model = CostModel()
+    for rows, seconds in ((1, 1.0), (4, 3.5), (8, 9.0), (16, 12.0), (32, 21.0)):
+        model.observe(rows, seconds)
+        model.observe(rows, seconds)
+    replay = DraftReplay(model, max_draft=63)
+    replay.begin([*range(40), 9, *range(40)])
+    for _ in range(40):
+        # A copy that was right so far.
+        for kind in range(20):
+            replay.drafts.ngrams._rates.learn(kind, accepted=True)
+    assert len(replay.propose()) == 31
+
+
 def test_drafts_fill_the_width_that_a_step_is_padded_to() -> None:
     padded = CostModel((1, 4, 8))
     for rows, seconds in ((1, 1.0), (3, 1.2), (8, 4.0)):
