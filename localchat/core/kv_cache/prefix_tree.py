@@ -1,11 +1,11 @@
 """Prefix tree of cached blocks for each salt, with the digests of evicted blocks.
 
-A *node* is one block of tokens after its parent's. Its digest is chained from that of the salt (kv_store/entry.py: root_key)
-over all tokens before it, and is also the key of its entry on the disk. Tokens are compared on
-every hit, so a digest collision costs a miss and never a wrong answer. The last node of a running sequence may
-be partly filled. It has no digest yet and is found by its first token. Two sequences that computed the same
-tokens at the same time leave one node with two *copies* (blocks). Chained block hashes follow vLLM, and partly
-filled blocks that are found by their tokens follow SGLang's radix cache.
+A *node* is one block of tokens after its parent's. Its digest is chained from that of the salt
+(kv_store/entry.py: root_key) over all tokens before it, and is also the key of its entry on the disk. Tokens
+are compared on every hit, so a digest collision costs a miss and never a wrong answer. The last node of a
+running sequence may be partly filled. It has no digest yet and is found by its first token. Two sequences
+that computed the same tokens at the same time leave one node with two *copies* (blocks). Chained block hashes
+follow vLLM, and partly filled blocks that are found by their tokens follow SGLang's radix cache.
 """
 
 from array import array
