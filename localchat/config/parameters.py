@@ -36,7 +36,7 @@ class SamplingNumber(NamedTuple):
     reads_text: bool = False
     """Whether it turns on a penalty that depends on the tokens before the drawn one."""
     rare: bool = False
-    """Whether it turns on a sampler whose CUDA code, in rare.py or sample.py, is compiled only on use."""
+    """Whether it turns on a sampler whose CUDA code is compiled only on use."""
 
     @property
     def setting_range(self) -> tuple[float, float]:

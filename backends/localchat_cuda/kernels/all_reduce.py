@@ -1,4 +1,6 @@
-"""All-reduce of partial sums between the GPUs of one host, in one launch or inside another kernel.
+"""All-reduce of partial sums between the GPUs of one host.
+
+In one launch (`all_reduce`), or inside another kernel (`sum_over_ranks`).
 
 Each rank adds up its own partial sums, writes the result into the inbox of every other rank, waits for theirs,
 and adds up all of them in the order of the ranks, so that all ranks get equal bits. A number travels in one
@@ -68,9 +70,9 @@ def sum_over_ranks(
     RANK: tl.constexpr,
     RANKS: tl.constexpr,
 ):
-    """Return the sum over the ranks of own fp32 [R, 128], in the order of the ranks.
+    """Return the sum over the ranks of own fp32 [R, 128].
 
-    run: of 128 numbers of the result, for each row [R]. inside [R, 128]: numbers of the result. room: words
+    The ranks are added up in their order. run: of 128 numbers of the result, for each row [R]. inside [R, 128]: numbers of the result. room: words
     for one rank. A run must belong to the same numbers in all kernels, because its count tells what a word
     holds."""
     i = run[:, None] * 128 + tl.arange(0, 128)[None, :]

@@ -125,7 +125,7 @@ class Scheduler:
         """Run of the last launched step, if the next one may repeat its rows."""
 
     def end_run(self) -> None:
-        """Forget the rows that the next step might repeat, because a sequence ended or a step failed."""
+        """Forget the rows that the next step might repeat. A sequence ended or a step failed."""
         self._run = None
 
     def add(self, sequence: Sequence) -> None:
@@ -202,7 +202,7 @@ class Scheduler:
 
     @property
     def _admits(self) -> bool:
-        """Whether the first sequence of the queue finds a row and may run beside the others."""
+        """Whether the first waiting sequence finds a row and may run beside others."""
         if not self.waiting or len(self.running) >= self.row_limit:
             return False
         return not self._excluded(self.waiting[0])
@@ -688,7 +688,7 @@ class Scheduler:
             step.add_masks(child, [index])
 
     def _preempt_for_priority(self) -> None:
-        """Preempt a sequence for a more urgent request that finds no row, or that runs alone.
+        """Preempt a sequence for a more urgent request that is not admitted.
 
         If a launched step still uses the victim, it is preempted in a later plan.
         """
@@ -722,7 +722,7 @@ class Scheduler:
         return min(free, key=lambda sequence: (sequence.priority, -sequence.number))
 
     def recompute(self, sequence: Sequence) -> None:
-        """Preempt a sequence and drop its KV, which lost a part or has too many tokens."""
+        """Preempt a sequence and drop its KV, which cannot be used any more."""
         self._preempt(sequence, keep=False)
 
     def _preempt(self, victim: Sequence, *, keep: bool = True) -> None:

@@ -83,8 +83,8 @@ def _groups_kernel(
     g = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     offsets = m * K + g[:, None] * 128 + tl.arange(0, 128)[None, :]
     inside = (g < G)[:, None]
-    given = (g < tl.where(m < M, G, 0))[:, None]
-    v = tl.load(x + offsets, mask=given, other=0.0).to(tl.float32)
+    in_x = (g < tl.where(m < M, G, 0))[:, None]
+    v = tl.load(x + offsets, mask=in_x, other=0.0).to(tl.float32)
     scale = _scale(tl.max(_size(v), 1))
     tl.store(scales + m * row_stride + g * group_stride, scale, mask=g < G)
     tl.store(codes + offsets, e4m3(v / scale[:, None]), mask=inside)
@@ -103,7 +103,7 @@ def round_rows(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Te
 
 
 def round_padded(x: torch.Tensor, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round x to e4m3 [R, K] with a scale for each 128 columns [R, G], as the library reads them.
+    """Round x to e4m3 [R, K] with scales [R, G], as the library reads them.
 
     R is M padded with zeros to a multiple. Scales of one column are contiguous."""
     m, k = x.shape

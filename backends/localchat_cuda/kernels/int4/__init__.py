@@ -189,8 +189,7 @@ def gemm_of(
     if weight.padding:
         x = torch.nn.functional.pad(x, (0, weight.padding))
     unpacked = weight.unpacked
-    copy = None if unpacked is None else type(unpacked)
-    max_rows = rows_for(weight, packed_rows(x.device, copy, prompts=prompts))
+    max_rows = rows_for(weight, packed_rows(x.device, weight.copy_type, prompts=prompts))
     if kernels and 1 <= m <= max_rows:
         rows = empty_activations(m, k, x.device, weight.group)
         w4_activations.prepare("plain", x[None], rows, order=order)

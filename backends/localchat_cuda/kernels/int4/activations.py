@@ -318,8 +318,8 @@ def _prepare_kernel(
         v = activation(v, GELU) * sum_partials(source, here + K, inside, M * N, S)
     if RANKS > 1:
         run = m * (K // 128) + block
-        whole = inside & (i >= 0)[None, :]
-        v = sum_over_ranks(v, run, whole, words, addresses, counts, room, RANK, RANKS)
+        in_row = inside & (i >= 0)[None, :]
+        v = sum_over_ranks(v, run, in_row, words, addresses, counts, room, RANK, RANKS)
     if MODE == 1:
         v += tl.load(residual + offsets, mask=inside, other=0.0)
     if MODE == 1 or MODE == 3:

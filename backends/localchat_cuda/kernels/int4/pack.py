@@ -71,7 +71,7 @@ class W4(NamedTuple):
     """int32 [K] if the columns were sorted to make each group contiguous: stored column k is column order[k] of
     the layer, and x must have its columns in that order. None: the layer's order."""
     unpacked: torch.Tensor | E4M3Copy | None = None
-    """The same weight in fp16 or bf16 [N, K], with columns in stored order, or in e4m3.
+    """A copy in fp16 or bf16 [N, K], with columns in stored order, or in e4m3.
 
     If memory is plentiful, the gemms of prompts use it instead of dequantizing.
     """
@@ -89,6 +89,11 @@ class W4(NamedTuple):
     @property
     def features_in(self) -> int:
         return int(self.codes.shape[1]) * BLOCK_K
+
+    @property
+    def copy_type(self) -> type | None:
+        """Type of the unpacked copy; None: there is none."""
+        return None if self.unpacked is None else type(self.unpacked)
 
     @property
     def bytes(self) -> int:
