@@ -72,9 +72,9 @@ def sum_over_ranks(
 ):
     """Return the sum over the ranks of own fp32 [R, 128].
 
-    The ranks are added up in their order. run: of 128 numbers of the result, for each row [R]. inside [R, 128]: numbers of the result. room: words
-    for one rank. A run must belong to the same numbers in all kernels, because its count tells what a word
-    holds."""
+    The ranks are added up in their order. run: of 128 numbers of the result, for each row [R]. inside [R,
+    128]: numbers of the result. room: words for one rank. A run must belong to the same numbers in all
+    kernels, because its count tells what a word holds."""
     i = run[:, None] * 128 + tl.arange(0, 128)[None, :]
     count = tl.load(counts + i // 128, mask=inside, other=0) + 1
     box = (count & 1) * (room * RANKS)
