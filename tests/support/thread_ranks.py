@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from localchat_cuda.kernels.all_reduce import PeerMemory
 from localchat_cuda.ranks.messages import RankJob
 from localchat_cuda.ranks.worker import Follower, Inbox
 from localchat_cuda.ranks.workers import Workers
@@ -39,7 +40,7 @@ class ThreadCollective:
 
     def __init__(self, rank: int, ranks: int, meeting: _Meeting) -> None:
         self.rank, self.ranks = rank, ranks
-        self.peers = None
+        self.peers: PeerMemory | None = None
         self._meeting = meeting
 
     def add_up(self, y: torch.Tensor, *, exact: bool = True) -> torch.Tensor:
