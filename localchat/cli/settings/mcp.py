@@ -44,7 +44,9 @@ def list_servers(app: AppContext, as_json: bool) -> None:
         print_json(app.environ, {name: as_table(server) for name, server in servers.items()})
         return
     if not servers:
-        tell("localchat: there are no MCP servers yet; localchat config mcp add NAME COMMAND adds one")
+        tell(
+            "localchat: there are no MCP servers yet; localchat config mcp add NAME COMMAND adds one"
+        )
         return
     width = max(map(len, servers))
     print_lines(
@@ -79,7 +81,9 @@ def add(
     if words[0] == "--":  # as other programs want it between the name and the command
         words = words[1:]
     if not words:
-        raise UsageError("there is no command after --", hint="localchat config mcp add NAME COMMAND")
+        raise UsageError(
+            "there is no command after --", hint="localchat config mcp add NAME COMMAND"
+        )
     first, *args = words
     server = McpServer(name, env=env, key_env=key_env or "", trusted=trusted)
     if first.startswith(("http://", "https://")):
