@@ -95,7 +95,7 @@ class _PromptSteps:
         return max(min(self._goal, longest), 0)
 
     def _longer_context(self) -> Iterator[MemoryStep]:
-        """Yield a smaller KV type, if it is needed, and a longer context, as far as each makes room."""
+        """Yield a smaller KV type, if needed, and a longer context, if they make room."""
         info = self._info
         small = smaller_kv_type(info.kv_type, info.kv_types)
         if small is not None and not self._suffices(self._longest(self._token_bytes)):
