@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from localchat.config.paths import CRASH_RECORD, find_paths
 from localchat_llamacpp.library_source import VARIABLE
 
 _QUESTION: Final = "What is a KV cache, and why does a model need one?"
@@ -68,10 +69,14 @@ def try_library(library: Path, on_gpu: bool) -> str:
             )
         except subprocess.TimeoutExpired as slow:
             raise TrialFailed(f"took longer than {_TIMEOUT_S:.0f} s") from slow
+        crashed = (find_paths(environment).state_dir / CRASH_RECORD).exists()
     if done.returncode or not done.stdout.strip():
         lines = [line for line in done.stderr.splitlines() if line.startswith(_PREFIX)]
         lines.append(f"status {done.returncode}")
         raise TrialFailed(f"failed: {lines[0].removeprefix(_PREFIX)}")
+    # The engine restarts such a library without its faster kernels, and then it answers.
+    if crashed:
+        raise TrialFailed("crashed before its first answer, and works in safe mode only")
     return done.stdout.strip()
 
 

@@ -78,3 +78,20 @@ def test_a_program_that_dies_without_a_word_has_failed(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(TrialFailed, match="status -4"):
         try_library(Path("dies"), False)
+
+
+def test_a_library_that_answers_in_safe_mode_only_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib\n"
+        f"if os.environ.get('{VARIABLE}') == 'crashes':\n"
+        "    state = pathlib.Path(os.environ['LOCALCHAT_DATA_DIR']) / 'state'\n"
+        "    state.mkdir()\n"
+        "    (state / 'safe-builds.json').write_text('{}')\n"
+        "    os.write(1, b'The KV cache')\n"
+        "    os._exit(0)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TrialFailed, match="works in safe mode only"):
+        try_library(Path("crashes"), False)
