@@ -21,6 +21,7 @@ import msgspec
 
 from localchat.atomic import write_text
 from localchat.backend_api.interface import RebuildOffer, RebuildOutcome
+from localchat.config.paths import CRASH_RECORD, find_paths
 from localchat.errors import LocalchatError
 from localchat_llamacpp.build_advice import best_offer, has_amx
 from localchat_llamacpp.build_tools import builds_with_gcc, find_nvcc, missing_tools
@@ -211,10 +212,14 @@ def _answer(library: Path, placement: tuple[str, ...]) -> str:
             )
         except subprocess.TimeoutExpired as slow:
             raise _TrialFailed(f"took longer than {_TIMEOUT_S:.0f} s") from slow
+        crashed = (find_paths(own).state_dir / CRASH_RECORD).exists()
     if done.returncode or not done.stdout.strip():
         lines = [line for line in done.stderr.splitlines() if line.startswith(_PREFIX)]
         lines.append(f"status {done.returncode}")
         raise _TrialFailed(f"failed: {lines[0].removeprefix(_PREFIX)}")
+    # The engine restarts such a library without its faster kernels, and then it answers.
+    if crashed:
+        raise _TrialFailed("crashed before its first answer, and works in safe mode only")
     return done.stdout.strip()
 
 

@@ -56,12 +56,12 @@ class _PromptSteps:
             gained_tokens=self._over,
             suffices=True,
         )
-        change = "another model with a longer context"
+        change = "one with a longer context"
         if why := self._fixed:
-            change = f"another model, because {why}"
+            change = f"{change}, because {why}"
         else:
             yield from self._longer_context()
-        yield MemoryStep("model", change, gained_tokens=self._over, flag="-m MODEL")
+        yield MemoryStep("model", change, suffices=True, flag="-m MODEL")
 
     @property
     def _fixed(self) -> str:
@@ -95,10 +95,10 @@ class _PromptSteps:
         return max(min(self._goal, longest), 0)
 
     def _longer_context(self) -> Iterator[MemoryStep]:
-        """Yield a smaller KV type and a longer context, as far as each makes room."""
+        """Yield a smaller KV type, if needed, and a longer context, if they make room."""
         info = self._info
         small = smaller_kv_type(info.kv_type, info.kv_types)
-        if small is not None:
+        if small is not None and not self._suffices(self._longest(self._token_bytes)):
             longest = self._longest(self._token_bytes * small.share)
             target = self._target(longest)
             if target > info.context_tokens:

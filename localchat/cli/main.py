@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,14 @@ _SIGPIPE_STATUS = 141
 _COMPLETE = "_LOCALCHAT_COMPLETE"
 _PROMPTED = ("localchat", "localchat run")
 """Commands that accept a prompt."""
+_TYPES = {
+    "is not a valid integer range": "is not a whole number",
+    "is not a valid integer": "is not a whole number",
+    "is not a valid float range": "is not a number",
+    "is not a valid float": "is not a number",
+}
+"""Click's words for values of a wrong type, and ours."""
+_RANGE = re.compile(r"(\d+)<=x<=(\d+)")
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 """Errors of click's own writes to stdout, such as a help page. Other writers report theirs."""
 
@@ -152,12 +161,32 @@ def _usage_message(problem: click.ClickException) -> str:
     context = _context(problem)
     if isinstance(problem, click.NoSuchOption):
         return _unknown_flag(problem, context)
+    if isinstance(problem, click.BadOptionUsage) and "requires" in problem.message:
+        return f"{problem.option_name} needs a value"
+    if isinstance(problem, click.BadParameter) and context is not None:
+        return _parameter_message(problem, context)
     message = " ".join(problem.format_message().split())
     if context is None or not message.startswith("Got unexpected extra argument"):
         return message
     if any(isinstance(param, click.Argument) for param in context.command.params):
         return message
     return f"{context.command_path} takes no arguments"
+
+
+def _parameter_message(problem: click.BadParameter, context: click.Context) -> str:
+    """Return the message for a missing or wrong value."""
+    name = problem.param_hint
+    if isinstance(problem.param, click.Option):
+        name = max(problem.param.opts, key=len)
+    elif problem.param is not None:
+        name = problem.param.make_metavar(context).strip("[].{}").replace("|", " or ")
+    if isinstance(problem, click.MissingParameter):
+        return f"{context.command_path} needs {name}"
+    message = " ".join(problem.message.split()).removesuffix(".")
+    for words, ours in _TYPES.items():
+        message = message.replace(words, ours)
+    message = _RANGE.sub(r"\1 to \2", message)
+    return f"{name}: {message[:1].lower()}{message[1:]}"
 
 
 def _unknown_flag(problem: click.NoSuchOption, context: click.Context | None) -> str:
@@ -184,12 +213,21 @@ def _context(problem: click.ClickException) -> click.Context | None:
     return None
 
 
+def _is_about_a_value(problem: click.ClickException) -> bool:
+    """Return True for a missing or wrong value of a flag. No prompt has such a flag by accident."""
+    if isinstance(problem, click.BadParameter):
+        return isinstance(problem.param, click.Option)
+    return isinstance(problem, click.BadOptionUsage)
+
+
 def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
     command = "localchat"
     if context := _context(problem):
         command = context.command_path.strip() or command
     if isinstance(problem, UnknownSubcommand) and problem.hint:
         return problem.hint
+    if _is_about_a_value(problem):
+        return f"see {command} --help"
     if isinstance(problem, click.NoSuchOption):
         if command in _PROMPTED:
             start = next(

@@ -54,10 +54,15 @@ class McpServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 def check_server_name(name: str) -> None:
     """Raise UsageError for a name that `--tools` could not choose."""
-    if not _NAME.fullmatch(name) or name in _RESERVED:
+    if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot be the name of an MCP server",
-            hint="a name has small letters, digits and -, 20 at most, and is no group of tools",
+            hint="a name has up to 20 small letters, digits and -, and begins with a letter",
+        )
+    if name in _RESERVED:
+        raise UsageError(
+            f"{name!r} cannot be the name of an MCP server, because --tools {name} already has a meaning",
+            hint=f"choose another name, such as {name}-server",
         )
 
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 _APP = "localchat"
 WRITES = "writes"
 """Folder of the journals beside the history."""
+CRASH_RECORD = "safe-builds.json"
+"""File in the state folder: builds that crashed before their first answer, and run in safe mode."""
 
 
 class Paths(NamedTuple):

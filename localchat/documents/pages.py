@@ -5,6 +5,7 @@ pypdf reads PDF files; the standard library reads everything else.
 
 import io
 import re
+import time
 import zipfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -19,6 +20,9 @@ from localchat.sanitize import utf16_encoding, utf16_text
 MAX_FILE_BYTES: Final = 64 << 20
 MAX_TEXT: Final = 64 << 20
 """Maximum characters to read from one file."""
+PDF_S: Final = 30.0
+"""CPU time for a PDF file, besides `PDF_S_PER_MB`. Ordinary pages take some 20 ms."""
+PDF_S_PER_MB: Final = 10.0
 _HEAD_BYTES: Final = 8192
 _HTML_SUFFIXES: Final = (".html", ".htm", ".xhtml")
 _INLINE_TAGS: Final = """
@@ -135,16 +139,33 @@ def _pdf_pages(data: bytes) -> Iterator[Page]:
     # pypdf logs a line for each oddity of a file.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     try:
+        limit = _TimeLimit(PDF_S + PDF_S_PER_MB * len(data) / 1e6)
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
             raise Unreadable("is protected by a password")
         for number, page in enumerate(reader.pages, 1):
-            yield Page(number, page.extract_text())
+            limit.check()
+            yield Page(number, page.extract_text(visitor_operand_before=limit.check))
     except Unreadable:
         raise
     except Exception as problem:
         cause = f"{type(problem).__name__}: {problem}"
         raise Unreadable(f"is a damaged PDF file ({cause:.120})") from problem
+
+
+class _TimeLimit:
+    """Limit of this thread's CPU time.
+
+    A PDF file can have the same page a million times, and drawings that contain each other ten times over.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._deadline_s = time.thread_time() + limit_s
+
+    def check(self, *_: object) -> None:
+        """Raise Unreadable beyond the limit. pypdf calls it before each operator of a page."""
+        if time.thread_time() > self._deadline_s:
+            raise Unreadable("is a PDF file that takes too long to read")
 
 
 def _docx_pages(data: bytes) -> Iterator[Page]:

@@ -35,7 +35,7 @@ TITLES: Final[dict[StepName, str]] = {
     "gpu_layers": "layers on the GPU",
     "slots": "fewer slots",
     "quantization": "smaller quantization",
-    "model": "smaller model",
+    "model": "another model",
 }
 
 IN_ORDER: Final = "What makes room, in order of what it costs you:"

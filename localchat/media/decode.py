@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from localchat.errors import UsageError
 from localchat.media.binary_kind import binary_kind, is_svg
@@ -15,10 +15,16 @@ from localchat.media.limits import (
     MAX_AUDIO_RATE,
     MAX_AUDIO_S,
     MAX_CHANNELS,
+    MAX_EXIF_BYTES,
     MAX_FILE_BYTES,
+    MAX_PICTURE_READS,
     MAX_PIXELS,
+    MAX_PROFILES,
+    MAX_READ_RATIO,
     MAX_SAMPLES,
+    MAX_SCANNED_PIXELS,
     MAX_SIDE_RATIO,
+    MAX_TAG_VALUES,
     MIN_AUDIO_RATE,
     MIN_AUDIO_S,
 )
@@ -33,6 +39,10 @@ if TYPE_CHECKING:
 _PICTURES: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _PLUGINS: Final = ("Png", "Jpeg", "WebP", "Gif", "Bmp", "Tiff")
 """Pillow's modules for them. If one is missing, Pillow imports all of its forty formats."""
+_ASCII: Final = 2
+"""Type of the tags of a TIFF file that are texts."""
+_LAST_BASELINE_TAG: Final = 339
+"""Highest number of a TIFF tag that Pillow reads to decode pixels."""
 _RECORDINGS: Final = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "MPEG")
 _WAV_RATE: Final = 16_000
 _BLOCK_FRAMES: Final = 1 << 16
@@ -194,6 +204,71 @@ def _hint(data: bytes, kind: MediaKind | None) -> str:
     return f"{pictures}; {recordings}"
 
 
+class _PictureFile(io.BytesIO):
+    """File of a picture that limits what is read from it.
+
+    Pillow reads the parts of a file one by one in Python. It would take minutes for a file of many tiny
+    parts, and for one whose parts overlap.
+    """
+
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data)
+        self._name = name
+        self._reads_left = MAX_PICTURE_READS
+        self._bytes_left = MAX_READ_RATIO * len(data)
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        part = super().read(count)
+        self._reads_left -= 1
+        self._bytes_left -= len(part)
+        if min(self._reads_left, self._bytes_left) < 0:
+            raise _too_many_parts(self._name)
+        return part
+
+
+def _too_many_parts(name: str) -> UsageError:
+    return UsageError(f"{name} consists of too many parts", hint="save it again as PNG")
+
+
+def _check_parts(data: bytes, name: str) -> None:
+    """Reject files with parts that each cost much more than their bytes. Raises UsageError."""
+    # Pillow joins the EXIF data of all segments in quadratic time, and inflates each color profile to 1 MB.
+    if max(data.count(b"Exif\0\0"), data.count(b"iCCP")) > MAX_PROFILES:
+        raise _too_many_parts(name)
+    # Pillow makes Python objects of all values of these tags: offsets of strips and tiles, colors.
+    for tag in _tiff_tags(data):
+        if tag.number <= _LAST_BASELINE_TAG and tag.type != _ASCII and tag.values > MAX_TAG_VALUES:
+            raise _too_many_parts(name)
+
+
+class _TiffTag(NamedTuple):
+    number: int
+    type: int
+    values: int
+
+
+def _tiff_tags(data: bytes) -> Iterator[_TiffTag]:
+    """Yield the tags of the first picture of a TIFF file. Nothing for other formats."""
+    if data[:4] not in (b"II*\0", b"MM\0*"):
+        return
+    order: Literal["little", "big"] = "little"
+    if data.startswith(b"MM"):
+        order = "big"
+    start = int.from_bytes(data[4:8], order)
+    tags = int.from_bytes(data[start : start + 2], order)
+    for offset in range(start + 2, start + 2 + 12 * tags, 12):
+        number = int.from_bytes(data[offset : offset + 2], order)
+        type_ = int.from_bytes(data[offset + 2 : offset + 4], order)
+        yield _TiffTag(number, type_, int.from_bytes(data[offset + 4 : offset + 8], order))
+
+
+def _check_scans(data: bytes, pixels: int, name: str) -> None:
+    """Reject JPEG pictures with many scans, each of which passes over all pixels. Raises UsageError."""
+    # In a scan, 0xFF is always followed by 0 or by the number of a restart marker.
+    if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") * pixels > MAX_SCANNED_PIXELS:
+        raise _too_many_parts(name)
+
+
 @contextmanager
 def _open_picture(data: bytes, name: str) -> "Iterator[PIL.Image.Image]":
     """Open a picture and check its size. Errors of Pillow become UsageErrors."""
@@ -206,7 +281,8 @@ def _open_picture(data: bytes, name: str) -> "Iterator[PIL.Image.Image]":
     warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
     shown = name or "the picture"
     try:
-        with PIL.Image.open(io.BytesIO(data), formats=_PICTURES) as picture:
+        _check_parts(data, shown)
+        with PIL.Image.open(_PictureFile(data, shown), formats=_PICTURES) as picture:
             width, height = picture.size
             if width * height > MAX_PIXELS:
                 raise UsageError(
@@ -218,6 +294,11 @@ def _open_picture(data: bytes, name: str) -> "Iterator[PIL.Image.Image]":
                     f"{shown} has {width} x {height} pixels",
                     hint=f"one side may be {MAX_SIDE_RATIO} times as long as the other at most; crop it",
                 )
+            _check_scans(data, width * height, shown)
+            # Pillow copies the data of every tag, and a tag may claim all of the EXIF data.
+            for key in ("exif", "Raw profile type exif"):
+                if len(picture.info.get(key, "")) > MAX_EXIF_BYTES:
+                    del picture.info[key]
             yield picture
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as problem:
         raise UsageError(

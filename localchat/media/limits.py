@@ -10,6 +10,18 @@ MAX_TOTAL_BYTES: Final = 96_000_000
 """All encoded files of a request together."""
 MAX_PIXELS: Final = 50_000_000
 """Pixels of a picture, which needs up to 12 bytes each while it is decoded. Phones take 48 million."""
+MAX_PICTURE_READS: Final = 50_000
+"""Reads from the file of a picture, which take 0.1 s. Large photos take some hundred."""
+MAX_READ_RATIO: Final = 4
+"""Bytes that are read from the file of a picture, per byte of the file."""
+MAX_PROFILES: Final = 4
+"""Color profiles, and parts of EXIF data, of a picture. Programs write one."""
+MAX_EXIF_BYTES: Final = 200_000
+"""Longest EXIF data, without its thumbnail some kB, from which the orientation is read."""
+MAX_TAG_VALUES: Final = 200_000
+"""Values of a tag of a TIFF file. The largest color table has 196,608."""
+MAX_SCANNED_PIXELS: Final = 2_000_000_000
+"""Pixels of a JPEG picture times its scans. Progressive photos have about ten scans."""
 MAX_SIDE_RATIO: Final = 200
 """Ratio of the longer to the shorter side. Image encoders reject more."""
 MIN_AUDIO_S: Final = 0.1

@@ -179,9 +179,11 @@ def _locate(name: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
         if path.is_dir():
             raise UsageError(f"{name} is a folder ({why})", hint=_inside(path))
         if not is_there:
+            hint = "give the path of a GGUF file that exists"
+            if name.startswith(("http://", "https://")):
+                hint = f"to use the server at this address: localchat --remote {name}"
             raise missing_external(name, why) or ModelMissing(
-                f"there is no file {name}{_chosen(why)}",
-                hint="give the path of a GGUF file that exists",
+                f"there is no file {name}{_chosen(why)}", hint=hint
             )
         return ResolvedModel(str(path.absolute()), path.stem, path.absolute(), why)
     return _pulled(name, paths, why, environ)

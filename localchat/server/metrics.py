@@ -175,7 +175,11 @@ class _EngineMetrics(Collector):
 def _gauge_by_model(
     name: str, about: str, values: Iterable[tuple[str, float]]
 ) -> GaugeMetricFamily:
-    gauge = GaugeMetricFamily(f"localchat_{name}", about, labels=("model",))
+    # A model that is loaded twice, with other options, is one series: Prometheus rejects duplicates.
+    sums: dict[str, float] = {}
     for model, value in values:
+        sums[model] = sums.get(model, 0) + value
+    gauge = GaugeMetricFamily(f"localchat_{name}", about, labels=("model",))
+    for model, value in sums.items():
         gauge.add_metric((model,), value)
     return gauge

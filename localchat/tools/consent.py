@@ -15,6 +15,8 @@ EFFECTS: Final[dict[Effect, str]] = {
     "run": "run a program; its changes cannot be undone",
     "network": "reach the internet",
 }
+_WITHOUT_TERMINAL: Final = ("only a user at a terminal can allow it", "--yes allows it")
+"""How to allow other calls, and calls that read."""
 
 
 class ConsentRequest(NamedTuple):
@@ -55,7 +57,7 @@ class Approvals:
             if self._consent is None:
                 raise Refused(
                     f"{tool.name} was not run: it may {EFFECTS[tool.effect].partition(';')[0]}, and the user "
-                    "cannot be asked here"
+                    f"cannot be asked here; {_WITHOUT_TERMINAL[tool.effect == 'read']}"
                 )
             request = ConsentRequest(
                 tool.name, tool.effect, plan.title, plan.preview, plan.scope_text

@@ -105,6 +105,9 @@ class McpConnection:
                 ready.exception()  # read once, in case no caller waits any more
         finally:
             self._client = None
+            if not ready.done():
+                ready.set_exception(ToolError(f"{self.server.name} was stopped"))
+                ready.exception()
 
     async def close(self) -> None:
         """Stop the server. Idempotent."""
@@ -137,7 +140,7 @@ class McpConnection:
             text = str(problem) or type(problem).__name__
         if self._errors and not self.alive:
             text = f"{text}: {' '.join(self._errors)}"
-        return sanitize_line(text[:500])
+        return sanitize_line(" ".join(text[:500].split()))
 
     @property
     def alive(self) -> bool:
@@ -336,8 +339,10 @@ async def _stdio(
 
     async def read_errors() -> None:
         while piece := await stderr.read(4096):
-            lines = piece.decode("utf-8", "replace").strip().splitlines()
-            errors.extend(line[:200] for line in lines[-3:])
+            lines = piece.decode("utf-8", "replace").splitlines()
+            # A traceback marks the place in a line by carets.
+            texts = [line for line in lines if line.strip("^~ \t")]
+            errors.extend(text[:200] for text in texts[-3:])
 
     tasks = [asyncio.create_task(work()) for work in (read, write, read_errors)]
     try:

@@ -20,6 +20,7 @@ _RETRY_S: Final = 10.0
 """Shortest pause before a failed start is repeated. Until then, users get its error."""
 _RETRY_FACTOR: Final = 10.0
 """Shortest pause relative to the failed start: a server that times out must not delay every question."""
+_STOPPED: Final = "MCP server {}: was stopped"
 
 
 class McpServers:
@@ -36,6 +37,7 @@ class McpServers:
         self._failures: dict[str, tuple[float, str]] = {}
         """Earliest next start of a failed server, and its error."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._closed = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,6 +65,9 @@ class McpServers:
         from localchat.tools.tool import ToolError
 
         async with self._locks[name]:
+            # Another task may call `close` at any time, also while this one waits for the lock.
+            if self._closed:
+                raise ToolError(_STOPPED.format(name))
             connection = self._connections.get(name)
             if connection is not None and connection.alive:
                 return connection
@@ -73,10 +78,14 @@ class McpServers:
             if connection is not None:
                 await self._connections.pop(name).close()
             connection = McpConnection(self._servers[name])
+            self._connections[name] = connection
+            opened = False
             try:
                 await connection.open(self._environ, self._folder)
-                self._connections[name] = connection
+                opened = True
             except LocalchatError as problem:
+                if self._closed:
+                    raise ToolError(_STOPPED.format(name)) from problem
                 sentence = f"MCP server {name}: {str(problem).removeprefix(f'{name} ')}"
                 failed_s = time.monotonic()
                 pause_s = max(_RETRY_S, _RETRY_FACTOR * (failed_s - begun_s))
@@ -84,13 +93,15 @@ class McpServers:
                 raise ToolError(sentence) from problem
             finally:
                 # After a failed or cancelled start, the process may still run.
-                if name not in self._connections:
+                if not opened:
+                    self._connections.pop(name, None)
                     await connection.close()
             self._failures.pop(name, None)
             return connection
 
     async def close(self) -> None:
-        """Stop all servers. Idempotent."""
+        """Stop all servers, also those that are starting, for good. Idempotent."""
+        self._closed = True
         connections = list(self._connections.values())
         self._connections.clear()
         await asyncio.gather(*(connection.close() for connection in connections))

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -549,6 +550,19 @@ def test_the_command_speaks_the_protocol_and_saves_at_the_end(tmp_path: Path) ->
             ]
 
     asyncio.run(run())
+
+
+@pytest.mark.process
+def test_messages_that_are_no_objects_are_an_error_without_a_traceback(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "localchat", "acp"],
+        input=b"{broken\n[1, 2]\n",
+        capture_output=True,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert result.returncode == 1
+    assert b"the editor sent a message that is not a JSON object" in result.stderr
+    assert b"Traceback" not in result.stderr
 
 
 def test_without_the_library_the_command_says_what_to_install(

@@ -26,9 +26,16 @@ def steps(prompt: int, **changes: object) -> dict[str, MemoryStep]:
 
 
 def test_steps_that_help_come_in_order_and_the_input_can_always_be_cut() -> None:
-    found = steps(5000)
+    found = steps(9000)
     assert list(found) == ["shorter_input", "kv_type", "context", "model"]
-    assert found["shorter_input"].gained_tokens == 5000 - 4096 + 1
+    assert found["shorter_input"].gained_tokens == 9000 - 4096 + 1
+    assert (
+        found["model"].sentence() == "another model: one with a longer context; enough (-m MODEL)"
+    )
+
+
+def test_a_coarser_cache_is_not_proposed_where_a_longer_context_is_enough() -> None:
+    assert list(steps(5000)) == ["shorter_input", "context", "model"]
 
 
 def test_memory_that_is_free_bounds_the_context() -> None:

@@ -354,7 +354,7 @@ def test_a_lone_history_or_config_shows_what_there_is(call: Call) -> None:
 def test_a_missing_choice_is_one_sentence(call: Call) -> None:
     result = call(SCENARIOS["hello"], "completion")
     assert result.code == 2
-    assert "Choose from: bash, zsh, fish" in result.err
+    assert "needs bash or zsh or fish" in result.err
 
 
 @pytest.mark.parametrize(
@@ -397,3 +397,22 @@ def test_every_shell_completes_below_a_verb(
     monkeypatch.setenv("COMP_CWORD", "s" if shell == "fish" else str(words.count(" ")))
     monkeypatch.setenv("_LOCALCHAT_COMPLETE", f"{shell}_complete")
     assert "search" in call(NOTHING).out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("fit", "localchat fit needs MODEL"),
+        ("quantize tiny.gguf", "localchat quantize needs --type"),
+        ("launch emacs", "PROGRAM: 'emacs' is not one of 'claude'"),
+        ("serve --port x", "--port: 'x' is not a whole number"),
+        ("serve --port 99999", "--port: 99999 is not in the range 0 to 65535"),
+        ("bench tiny.gguf --prompts no.jsonl", "--prompts: file 'no.jsonl' does not exist"),
+        ("bench tiny.gguf --rate", "--rate needs a value"),
+    ],
+)
+def test_a_missing_or_wrong_value_is_said_in_our_words(call: Call, line: str, message: str) -> None:
+    outcome = call(NOTHING, *line.split(), named=False)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"localchat: {message}")
+    assert ("To ask the model" in outcome.err) == line.startswith("launch")

@@ -2,9 +2,11 @@
 
 import io
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 
+from localchat.documents import pages
 from localchat.documents.pages import DocumentText, Page, Unreadable, kind_of, read_document
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
@@ -64,6 +66,23 @@ def test_a_damaged_pdf_says_so(data: bytes) -> None:
     with pytest.raises(Unreadable) as told:
         read_document("a.pdf", data)
     assert "damaged" in told.value.message or "no text" in told.value.message
+
+
+def test_a_pdf_beyond_its_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PDF_S", -1.0)
+    with pytest.raises(Unreadable, match="takes too long to read"):
+        read_document("a.pdf", pdf("One."))
+
+
+def test_a_pdf_page_that_takes_too_long_ends_at_its_next_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([0.0, 0.0])
+    monkeypatch.setattr(
+        pages, "time", SimpleNamespace(thread_time=lambda: next(times, 1_000_000.0))
+    )
+    with pytest.raises(Unreadable, match="takes too long to read"):
+        read_document("a.pdf", pdf("One."))
 
 
 def test_a_pdf_without_text_says_that_it_may_be_scanned() -> None:

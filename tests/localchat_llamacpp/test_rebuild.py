@@ -258,3 +258,20 @@ def test_a_program_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(rebuild_module._TrialFailed, match="status -4"):
         rebuild_module._answer(Path("dies"), rebuild_module._ON_CPU)
+
+
+def test_a_library_that_answers_in_safe_mode_only_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib\n"
+        f"if os.environ.get('{VARIABLE}') == 'crashes':\n"
+        "    state = pathlib.Path(os.environ['LOCALCHAT_DATA_DIR']) / 'state'\n"
+        "    state.mkdir()\n"
+        "    (state / 'safe-builds.json').write_text('{}')\n"
+        "    os.write(1, b'The KV cache')\n"
+        "    os._exit(0)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(rebuild_module._TrialFailed, match="works in safe mode only"):
+        rebuild_module._answer(Path("crashes"), rebuild_module._ON_CPU)

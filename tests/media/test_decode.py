@@ -1,6 +1,7 @@
 """Pictures of every mode become RGB, recordings mono samples; hostile files a sentence."""
 
 import re
+import struct
 import tracemalloc
 import warnings
 
@@ -73,6 +74,15 @@ def test_exif_orientation_is_applied() -> None:
     assert (image.width, image.height) == (2, 4)
     assert image.rgb[:3] == bytes(3)
     assert media_info(data).label == "2x4"
+
+
+def test_exif_data_of_many_long_tags_is_ignored() -> None:
+    tags = 20_000
+    entries = b"".join(struct.pack("<HHII", tag, 7, 200_000, 8) for tag in range(tags))
+    exif = b"II*\0" + struct.pack("<IH", 8, tags) + entries
+    data = encoded(PIL.Image.new("RGB", (4, 2)), "WEBP", exif=b"Exif\0\0" + exif)
+    assert media_info(data).label == "4x2"
+    assert decode_image(data).width == 4
 
 
 def test_a_float_tiff_is_refused() -> None:

@@ -241,6 +241,15 @@ def test_a_path_that_cannot_be_there_is_told(paths: Paths, word: str) -> None:
         locate(word, paths, "why")
 
 
+def test_an_address_as_a_model_names_the_flag_for_servers(paths: Paths) -> None:
+    with pytest.raises(ModelMissing) as caught:
+        locate("http://127.0.0.1:8000/v1", paths, "why")
+    assert "--remote http://127.0.0.1:8000/v1" in caught.value.hint
+    with pytest.raises(ModelMissing) as caught:
+        locate("https://huggingface.co/a/b", paths, "why")
+    assert "localchat pull hf.co/a/b" in caught.value.hint
+
+
 def test_file_of_the_models_folder_is_found_in_any_letters(paths: Paths) -> None:
     (paths.models_dir / "two").mkdir(parents=True)
     files = [paths.models_dir / name for name in ("Tiny-Q8_0.gguf", "two/a.gguf", "two/A.gguf")]

@@ -40,12 +40,35 @@ def png_header(width: int, height: int, data: bytes = b"") -> bytes:
     return b"".join(parts)
 
 
-def _with_chunk(kind: bytes, body: bytes) -> bytes:
-    """Return a PNG with one more chunk after its header."""
+def _with_chunk(kind: bytes, body: bytes, count: int = 1) -> bytes:
+    """Return a PNG with more chunks after its header."""
     checksum = struct.pack(">I", zlib.crc32(kind + body))
     chunk = struct.pack(">I", len(body)) + kind + body + checksum
     data = png()
-    return data[:33] + chunk + data[33:]
+    return data[:33] + chunk * count + data[33:]
+
+
+def _with_marker(segment: bytes, count: int) -> bytes:
+    """Return a JPEG with more segments at its start."""
+    data = encoded(PIL.Image.new("L", (16, 16)), "JPEG")
+    return data[:2] + segment * count + data[2:]
+
+
+def _many_scans(scans: int) -> bytes:
+    """Return the start of a progressive JPEG of 49 million pixels."""
+    data = encoded(PIL.Image.new("L", (16, 16)), "JPEG", progressive=True)
+    size = data.index(b"\xff\xc2") + 5
+    return data[:size] + struct.pack(">HH", 7000, 7000) + data[size + 4 :] + b"\xff\xda" * scans
+
+
+def _tiff_tiles(side: int, count: int) -> bytes:
+    """Return a TIFF of tiles that all have the same bytes."""
+    tags = [(256, side), (257, side), (258, 8), (259, 1), (262, 1), (277, 1), (322, 16), (323, 16)]
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags]
+    offset = 8 + 2 + 12 * (len(tags) + 1) + 4
+    entries.append(struct.pack("<HHII", 324, 4, count, offset))
+    head = b"II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(entries) + bytes(4)
+    return head + struct.pack("<I", 8) * count
 
 
 HOSTILE: dict[str, tuple[bytes, str]] = {
@@ -75,6 +98,13 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         _with_chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(40_000_000))),
         "is damaged or incomplete",
     ),
+    "empty chunks": (_with_chunk(b"IDAT", b"", 40_000), "too many parts"),
+    "color profiles": (_with_chunk(b"iCCP", b"a\0\0" + bytes(9), 5), "too many parts"),
+    "padding in a jpeg": (_with_marker(b"\xff", 60_000), "too many parts"),
+    "exif segments": (_with_marker(b"\xff\xe1\0\x0aExif\0\0II", 5), "too many parts"),
+    "scans over 49 million pixels": (_many_scans(50), "too many parts"),
+    "200,001 tiles": (_tiff_tiles(7056, 200_001), "too many parts"),
+    "tiles of the same bytes": (_tiff_tiles(1600, 10_000), "too many parts"),
     "animation larger than its frames": (
         b"GIF89a\xff\xff\xff\xff\x80\0\0" + bytes(6) + b",\0\0\0\0\1\0\1\0\0\2\2D\1\0;",
         "too many pixels",

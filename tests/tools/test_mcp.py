@@ -266,6 +266,21 @@ def test_a_server_whose_start_is_cancelled_is_ended(
     assert calls == ["open", "close"]
 
 
+def test_servers_that_are_closed_by_another_task_end_a_start(tmp_path: Path) -> None:
+    async def whole() -> None:
+        servers = McpServers([server("silent")], ENVIRON, tmp_path)
+        starts = [asyncio.create_task(servers.start()) for _ in range(2)]
+        while not (connection := servers._connections.get("demo")) or connection._task is None:
+            await asyncio.sleep(0.01)
+        await servers.close()
+        for start in starts:
+            assert await start == ([], ["MCP server demo: was stopped"])
+        assert connection._task.done()
+        assert not servers._connections
+
+    asyncio.run(whole())
+
+
 def test_hostile_names_and_descriptions_are_cleaned(tmp_path: Path) -> None:
     async def play(connection: McpConnection) -> None:
         (nasty,) = (tool for tool in connection.tools if "nice" in tool.name)
@@ -339,6 +354,26 @@ def test_servers_are_added_listed_tried_and_removed(
     assert not read_settings(file).mcp_servers
     assert run_command_line([*mcp, "test", "demo"]) == 2
     assert run_command_line([*mcp, "add", "read", "x"]) == 2
+    assert "--tools read already has a meaning" in capfd.readouterr().err
+
+
+def test_adding_says_what_is_replaced_and_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.toml"
+    monkeypatch.setenv("LOCALCHAT_CONFIG", str(file))
+    assert run_command_line(["config", "mcp"]) == 0
+    assert "there are no MCP servers yet" in capfd.readouterr().err
+    assert run_command_line(["config", "mcp", "add", "demo", "no-such-program-here"]) == 0
+    shown = capfd.readouterr().err
+    assert "there is no program no-such-program-here" in shown
+    assert "added demo" in shown
+    assert run_command_line(["config", "mcp", "add", "demo", "--", sys.executable, "--flag"]) == 0
+    assert "replaced demo" in capfd.readouterr().err
+    assert read_settings(file).mcp_servers["demo"].args == ("--flag",)
+    assert run_command_line(["config", "mcp", "add", "demo", "--"]) == 2
+    assert run_command_line(["config", "mcp"]) == 0
+    assert f"demo  {sys.executable} --flag" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

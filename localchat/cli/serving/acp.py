@@ -1,12 +1,13 @@
 """Command `localchat acp`: answer an editor as an agent of the Agent Client Protocol."""
 
+import logging
 import sys
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from localchat.cli.options import SharedOption, engine_options
-from localchat.errors import UsageError
+from localchat.errors import LocalchatError, UsageError
 
 if TYPE_CHECKING:
     from localchat.tools.tool import Effect
@@ -61,10 +62,14 @@ def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
         try:
             # The library finds methods by their names. It rejects requests without one.
             await acp.run_agent(cast("acp.Agent", agent))
+        except AttributeError as problem:
+            raise LocalchatError("the editor sent a message that is not a JSON object") from problem
         finally:
             await agent.close()
             await asyncio.to_thread(engines.close)
 
+    # The library logs tracebacks about messages that are not JSON, which editors show.
+    logging.getLogger().setLevel(logging.CRITICAL)
     gc_control.resume_gc()
     with terminate_gracefully():
         asyncio.run(serve())

@@ -12,7 +12,7 @@ from localchat.backend_api.interface import Backend, Device, Remedy
 from localchat.backend_api.registry import find_backends, for_kind
 from localchat.cli.context import AppContext
 from localchat.cli.output import table
-from localchat.config.paths import Paths, find_paths
+from localchat.config.paths import CRASH_RECORD, Paths, find_paths
 from localchat.engine.local.crash_record import CrashRecord
 from localchat.errors import LocalchatError
 from localchat.fit.report import Kind, kind_name, runner_name
@@ -147,7 +147,7 @@ def _choices(backends: Mapping[str, Backend], offload: Mapping[str, bool]) -> It
 def _diagnose_backend(backend: Backend, paths: Paths) -> BackendDiagnosis:
     available = backend.available()
     key = backend.build_key() if available.ok else ""
-    crashed_builds = CrashRecord(paths.state_dir / "safe-builds.json").known()
+    crashed_builds = CrashRecord(paths.state_dir / CRASH_RECORD).known()
     diagnosis = BackendDiagnosis(
         name=backend.name,
         available=available.ok,

@@ -1,6 +1,7 @@
 """Command `localchat config mcp`: add, list, remove and test MCP servers."""
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,30 @@ def command() -> None:
     """
 
 
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def list_servers(app: AppContext, as_json: bool) -> None:
+    """List the servers."""
+    servers = _servers(app)
+    if as_json:
+        print_json(app.environ, {name: as_table(server) for name, server in servers.items()})
+        return
+    if not servers:
+        tell(
+            "localchat: there are no MCP servers yet; localchat config mcp add NAME COMMAND adds one"
+        )
+        return
+    width = max(map(len, servers))
+    print_lines(
+        app.environ,
+        [
+            f"{name:<{width}}  {server.url or ' '.join((server.command, *server.args))}"
+            for name, server in servers.items()
+        ],
+    )
+
+
 @command.command(
     "add", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
@@ -53,6 +78,12 @@ def add(
     """Add a server: its command after the name, or its URL. Flags of ours come before the name."""
     from localchat.config.settings_file import write_mcp_server
 
+    if words[0] == "--":  # as other programs want it between the name and the command
+        words = words[1:]
+    if not words:
+        raise UsageError(
+            "there is no command after --", hint="localchat config mcp add NAME COMMAND"
+        )
     first, *args = words
     server = McpServer(name, env=env, key_env=key_env or "", trusted=trusted)
     if first.startswith(("http://", "https://")):
@@ -61,29 +92,15 @@ def add(
         fields = {"url": first}
     else:
         fields = {"command": first}
+        if shutil.which(first) is None:
+            tell(f"localchat: there is no program {first} on this machine yet")
     server = msgspec.structs.replace(server, args=tuple(args), **fields)
     file = find_paths(app.environ).settings_file
+    done = "added"
+    if name in _servers(app):
+        done = "replaced"
     write_mcp_server(file, server)
-    tell(f"localchat: wrote {file}; localchat config mcp test {name} tries it")
-
-
-@command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.pass_obj
-def list_servers(app: AppContext, as_json: bool) -> None:
-    """List the servers."""
-    servers = _servers(app)
-    if as_json:
-        print_json(app.environ, {name: as_table(server) for name, server in servers.items()})
-        return
-    width = max(map(len, servers), default=0)
-    print_lines(
-        app.environ,
-        [
-            f"{name:<{width}}  {server.url or ' '.join((server.command, *server.args))}"
-            for name, server in servers.items()
-        ],
-    )
+    tell(f"localchat: {done} {name} in {file}; localchat config mcp test {name} tries it")
 
 
 @command.command("remove")
@@ -96,7 +113,7 @@ def remove(app: AppContext, name: str) -> None:
     _server(app, name)
     file = find_paths(app.environ).settings_file
     remove_mcp_server(file, name)
-    tell(f"localchat: wrote {file}")
+    tell(f"localchat: removed {name} from {file}")
 
 
 @command.command("test")

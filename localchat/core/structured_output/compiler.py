@@ -221,6 +221,8 @@ def _lark(grammar: Grammar, name: str) -> str:
 
     try:
         return gbnf_to_lark(grammar.source)
+    except RecursionError as error:
+        raise UsageError(f"{name} is nested too deep", **_at(grammar.field)) from error
     # For a rule that is missing, the converter raises a bare Exception.
     except Exception as error:
         raise UsageError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from localchat.config.paths import CRASH_RECORD
 from localchat.engine.events import (
     Accepted,
     Done,
@@ -94,7 +95,7 @@ class LocalEngine(FrameQueries):
         self._options = options
         self._notify = notify
         self._crash_record = CrashRecord(
-            options.state_dir / "safe-builds.json" if options.state_dir else None
+            options.state_dir / CRASH_RECORD if options.state_dir else None
         )
         self._lock = threading.RLock()
         self._ids = itertools.count(1)

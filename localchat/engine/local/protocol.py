@@ -137,7 +137,10 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     @classmethod
     def of(cls, id_: int, error: LocalchatError) -> "Failed":
         """Return the frame that reports an error."""
-        return cls(id_, error.code, sendable(error.message), sendable(error.hint), error.details)
+        details: dict[str, Detail] = {}
+        for name, value in error.details.items():
+            details[name] = sendable(value) if isinstance(value, str) else value
+        return cls(id_, error.code, sendable(error.message), sendable(error.hint), details)
 
     def error(self) -> LocalchatError:
         """Return the error that the frame reports."""

@@ -338,3 +338,10 @@ def test_any_tools_bind_or_are_refused(tools: list[dict[str, Any]]) -> None:
 def test_any_grammar_binds_or_is_refused(kind: Any, source: str) -> None:
     one = tried(lambda: GRAMMARS.grammar_matcher(grammar_spec(Grammar(kind, source)), room=60))
     assert one.message if isinstance(one, UsageError) else not one.error
+
+
+def test_a_gbnf_grammar_that_nests_too_deep_is_said_without_words_of_python() -> None:
+    source = f'root ::= {"(" * 2000}"a"{")" * 2000}'
+    with pytest.raises(UsageError) as error:
+        grammar_spec(Grammar("lark", source, field="grammar"))
+    assert error.value.message == "the grammar in 'grammar' is nested too deep"
