@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _MENTION: Final = re.compile(rf"(?<!\S)@({NAME.pattern})(?![\w/-])(?!\.\w)")
-_FIRST_MENTION: Final = re.compile(rf"@({NAME.pattern})(?:\s+|$)")
+_FIRST_MENTION: Final = re.compile(rf"\s*@({NAME.pattern})[,:;.!?]*(?:\s+|$)")
 _SUFFIX: Final = ".sqlite3"
 _SHARE: Final = 0.75
 """Largest share of the context for a whole collection. The conversation needs the rest."""

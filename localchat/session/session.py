@@ -285,7 +285,7 @@ class ChatSession:
         """Add a question to the shown path and answer it. Raises UsageError during another answer."""
         self._refuse_second()
         self._failure_notice = self._new_summary = ""
-        if text.startswith("@"):
+        if text.lstrip().startswith("@"):
             self.context.library.check_first_mention(text)
         prepared = Question(text, tuple(inclusions), tuple(attachments))
         question = self.conversation.add(

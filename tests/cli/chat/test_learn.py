@@ -154,8 +154,11 @@ def test_an_unknown_name_before_a_question_is_an_error(call: Call, folder: Path)
         2,
         True,
     )
-    refused = call(SCENARIOS["hello"], "@other when?")
-    assert (refused.code, "there are no documents @other" in refused.err) == (2, True)
+    for question in ("@other when?", "@other: when?", "@other, when?", " @other when?"):
+        refused = call(SCENARIOS["hello"], question)
+        assert (refused.code, "there are no documents @other" in refused.err) == (2, True)
+    for text in ("@other.org is what?", "@cache(8)\ndef f(): ...", "@other:\nx", "Ask @other why"):
+        assert call(SCENARIOS["hello"], text).code == 0
     assert call(SCENARIOS["hello"], "--", "@hom when?").code == 0
 
 
