@@ -257,8 +257,9 @@ def speculation(request_state: RequestState) -> Speculation:
             return Speculation(off="off with a seed")
         if not request_state.deterministic:
             return Speculation()
-        is_cold = request_state.sampling.temperature < GREEDY_BELOW
-        return Speculation(off="off at temperature 0" if is_cold else "off for greedy answers")
+        if request_state.sampling.temperature < GREEDY_BELOW:
+            return Speculation(off="off at temperature 0")
+        return Speculation(off="off for greedy answers")
     return Speculation(
         drafted=sum(drafts.drafted for drafts in choices),
         accepted=sum(drafts.accepted for drafts in choices),

@@ -58,7 +58,7 @@ def _arguments(args: Sequence[str], params: Sequence[click.Parameter]) -> Iterat
 
 
 def _is_dashed_word(text: str, value_counts: dict[str, int]) -> bool:
-    """Return True for a dash before a digit or in words with a space, which no flag has."""
+    """Return True for a dash before a digit, or in a text with spaces."""
     if text.startswith("--"):
         return " " in text.partition("=")[0]
     if value_counts.get(text[:2]):
