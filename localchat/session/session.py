@@ -157,13 +157,12 @@ class ChatSession:
         remote = self.setup.model.remote
         if remote is not None and not remote.model:
             self.status.model = f"{info.model} on {remote.name}"
+        warnings = [sentence for sentence in (info.warning, info.loss) if sentence]
         for sentence in info.notes:
-            if sentence != info.warning:
+            if sentence not in warnings:
                 self.remark(sentence, "info")
-            else:
-                self.remark(sentence, "warning")
-        if info.warning:
-            self.remark(info.warning, "warning")
+        for sentence in warnings:
+            self.remark(sentence, "warning")
 
     def notice(
         self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = (), name: str = ""
