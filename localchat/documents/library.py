@@ -133,7 +133,7 @@ class DocumentLibrary:
             )
 
     def unknown_first_mention(self, text: str) -> str:
-        """Return the unknown name that a text starts with. Empty if there is none, or the line ends there."""
+        """Return the unknown name at the start of a text. Empty for none, and before a line break."""
         match = _FIRST_MENTION.match(text)
         if match is None or match[1] in self.names() or "\n" in match[0]:
             return ""

@@ -181,7 +181,7 @@ def _chooser(budgets: Budgets, *, can_offload: bool) -> "_Chooser":
 
 
 def _loss(kv_type: str | None, shape: ModelShape) -> str:
-    """Return a sentence on the quality that a chosen KV type costs, or an empty one."""
+    """Describe the quality that a chosen KV type costs, if any."""
     if kv_type == "q4_0":
         return _FOUR_BIT_KEYS if shape.key_biases else _FOUR_BITS
     return ""
