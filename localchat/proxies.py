@@ -5,6 +5,7 @@ HTTP clients apply `HTTP_PROXY` and similar variables to every address. A proxy 
 """
 
 import os
+import re
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from localchat.errors import UsageError
 
 _SCHEMES: Final = ("http", "https", "socks5", "socks5h")
+_SHORT_ADDRESS: Final = re.compile(r"[\d.]+|0[xX][\da-fA-F]+")
 _SAME_AS: Final = {"socks": "socks5"}
 """Other names of schemes. GNOME and KDE write `socks://` for a SOCKS 5 proxy."""
 
@@ -70,6 +72,15 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(host)
     except ValueError:
+        pass
+    if not _SHORT_ADDRESS.fullmatch(host):
+        return None
+    # Systems read short forms such as 127.1 too.
+    import socket
+
+    try:
+        return IPv4Address(socket.inet_aton(host))
+    except OSError:
         return None
 
 

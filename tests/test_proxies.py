@@ -60,13 +60,17 @@ def local_url() -> Iterator[str]:
         "[::1]",
         "0.0.0.0",
         "::ffff:127.0.0.1",
+        "127.1",
+        "0x7f000001",
     ],
 )
 def test_loopback_hosts(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize("host", ["example.org", "128.0.0.1", "localhost.example.org", "", "::2"])
+@pytest.mark.parametrize(
+    "host", ["example.org", "128.0.0.1", "localhost.example.org", "", "::2", "10.1", "1.2.3.4.5"]
+)
 def test_other_hosts_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 

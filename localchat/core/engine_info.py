@@ -144,6 +144,7 @@ def engine_info(
         gpu_parts=gpu_parts(plan),
         max_rows=can.max_rows if can else 0,
         media=info.media,
+        loss=plan.loss,
         lora=spec.load.lora,
         **state._asdict(),
     )

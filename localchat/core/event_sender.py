@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
+from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.core.kv_cache.manager import KVUsage
 from localchat.core.sequence import RequestState, Sequence
 from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
@@ -254,7 +255,11 @@ def speculation(request_state: RequestState) -> Speculation:
             return Speculation(off="not asked")
         if request_state.seeded:
             return Speculation(off="off with a seed")
-        return Speculation(off="off at temperature 0" if request_state.deterministic else "")
+        if not request_state.deterministic:
+            return Speculation()
+        if request_state.sampling.temperature < GREEDY_BELOW:
+            return Speculation(off="off at temperature 0")
+        return Speculation(off="off for greedy answers")
     return Speculation(
         drafted=sum(drafts.drafted for drafts in choices),
         accepted=sum(drafts.accepted for drafts in choices),

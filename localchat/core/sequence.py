@@ -223,8 +223,10 @@ class RequestState:
 
     @property
     def deterministic(self) -> bool:
-        """Whether the same request must generate the same text: it has a seed or temperature 0."""
-        return self.seeded or self.sampling.temperature < GREEDY_BELOW
+        """Whether the same request must generate the same text: it has a seed or is greedy."""
+        sampling = self.sampling
+        takes_likeliest = sampling.top_k == 1 or sampling.top_p <= 0
+        return self.seeded or takes_likeliest or sampling.temperature < GREEDY_BELOW
 
     @property
     def state_at(self) -> int:

@@ -8,6 +8,7 @@ import hashlib
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,8 @@ from localchat.sanitize import sanitize_line
 Fetch = Callable[[str], tuple[str, bytes]]
 """Returns the name and bytes of the document at a URL. Raises LocalchatError."""
 _VERSION: Final = 1
+_DOCUMENT_KINDS: Final = {".pdf": "PDF", ".docx": "DOCX"}
+"""Kinds of files, by suffix, that are learned for their text and may be unreadable."""
 _COMMIT_INTERVAL_S: Final = 2.0
 _HINTS: Final = {
     sqlite3.SQLITE_BUSY: "another localchat reads them: try again",
@@ -62,6 +65,8 @@ class Summary(NamedTuple):
     """Characters of all texts."""
     skipped: dict[str, int]
     """Number of unreadable files by reason."""
+    unread_kinds: dict[str, int]
+    """Number of files by kind of document, for kinds without a single readable file."""
 
 
 class Changes(NamedTuple):
@@ -173,7 +178,20 @@ class Collection:
             skipped = self._db.execute(
                 "SELECT trouble, count(*) FROM file WHERE trouble != '' GROUP BY trouble ORDER BY trouble"
             )
-            return Summary(self._sources(), files, length, dict(skipped))
+            return Summary(self._sources(), files, length, dict(skipped), self._unread_kinds())
+
+    def _unread_kinds(self) -> dict[str, int]:
+        unread: Counter[str] = Counter()
+        readable: set[str] = set()
+        for name, trouble in self._db.execute("SELECT name, trouble FROM file ORDER BY name"):
+            kind = _DOCUMENT_KINDS.get(Path(name).suffix.lower())
+            if kind is None:
+                continue
+            if trouble:
+                unread[kind] += 1
+            else:
+                readable.add(kind)
+        return {kind: count for kind, count in unread.items() if kind not in readable}
 
     def _sources(self) -> tuple[str, ...]:
         return tuple(row[0] for row in self._db.execute("SELECT place FROM source ORDER BY place"))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _MENTION: Final = re.compile(rf"(?<!\S)@({NAME.pattern})(?![\w/-])(?!\.\w)")
-_FIRST_MENTION: Final = re.compile(rf"@({NAME.pattern})(?:\s+|$)")
+_FIRST_MENTION: Final = re.compile(rf"\s*@({NAME.pattern})[,:;.!?]*(?:\s+|$)")
 _SUFFIX: Final = ".sqlite3"
 _SHARE: Final = 0.75
 """Largest share of the context for a whole collection. The conversation needs the rest."""
@@ -123,7 +123,7 @@ class DocumentLibrary:
         if match is None or match[1] in names:
             return
         near = closest(match[1], names, min_similarity=0.6)
-        if near or (strict and "\n" not in match[0]):
+        if near or (strict and self.unknown_first_mention(text)):
             message = f"there are no documents @{match[1]}"
             if near:
                 message += f"; did you mean @{near[0]}?"
@@ -131,6 +131,13 @@ class DocumentLibrary:
                 message,
                 hint="localchat learn --list shows them. To send @ as text, put -- before the prompt.",
             )
+
+    def unknown_first_mention(self, text: str) -> str:
+        """Return the unknown name at the start of a text. Empty for none, and before a line break."""
+        match = _FIRST_MENTION.match(text)
+        if match is None or match[1] in self.names() or "\n" in match[0]:
+            return ""
+        return match[1]
 
     def excerpt(
         self, name: str, question: str, engine: Engine, sent: Sequence[str] = ()

@@ -83,6 +83,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Limitations of this model."""
     warning: str = ""
     """Problem that affects all answers, such as a missing chat template."""
+    loss: str = ""
+    """Quality that a chosen option costs, with a figure. Shown even in a pipe."""
     predicted: MemoryParts | None = None
     """Parts of `predicted_bytes`, None if unknown."""
     actual: MemoryParts | None = None

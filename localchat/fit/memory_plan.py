@@ -57,6 +57,8 @@ class MemoryPlan:
     """Sentences on what would help besides the steps of every load (steps.py), best first."""
     notes: tuple[str, ...] = ()
     """Sentences on what was decided."""
+    loss: str = ""
+    """Sentence on the quality that a chosen option costs. It is among `notes` too."""
     layers: int = 0
     gpu_bytes: int = 0
     """Graphics memory within the total."""

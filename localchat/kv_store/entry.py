@@ -25,11 +25,12 @@ from localchat.kv_store.checksum import payload_sums
 TokenIds32: TypeAlias = npt.NDArray[np.int32]
 
 SUFFIX = ".kv"
+_EXACT_SUFFIX = f".exact{SUFFIX}"
 PART_SUFFIX = ".part"
 KEY_BYTES = 16
-_MAGIC = b"LCKV\0\0\0\4"
+_MAGIC = b"LCKV\0\0\0\5"
 _DIGEST_BYTES = 16
-_FIXED = struct.Struct("<16s16sIIIQ")
+_FIXED = struct.Struct("<16s16sIIIQ?")
 _HEAD_BYTES = len(_MAGIC) + _DIGEST_BYTES + _FIXED.size
 
 
@@ -48,6 +49,8 @@ class Entry(NamedTuple):
     earliest: int
     """Lowest position in the payload, above `start` if a sliding window has moved on."""
     payload_bytes: int
+    exact: bool = False
+    """The payload has the bits of a fresh computation."""
 
     @property
     def end(self) -> int:
@@ -62,7 +65,7 @@ class Entry(NamedTuple):
     @property
     def name(self) -> str:
         """Name of its file."""
-        return f"{self.parent.hex()}-{self.key.hex()}{SUFFIX}"
+        return name_of(self.parent, self.key, exact=self.exact)
 
 
 def root_key(namespace: str, salt: str) -> bytes:
@@ -75,11 +78,17 @@ def root_key(namespace: str, salt: str) -> bytes:
 
 
 def make_entry(
-    parent: bytes, start: int, ids: TokenIds32, payload_bytes: int, earliest: int = 0
+    parent: bytes,
+    start: int,
+    ids: TokenIds32,
+    payload_bytes: int,
+    earliest: int = 0,
+    *,
+    exact: bool = False,
 ) -> Entry:
     """Return an entry with the key of its content."""
     key = entry_key(parent, start, ids.astype("<i4").tobytes())
-    return Entry(parent, key, start, ids, earliest, payload_bytes)
+    return Entry(parent, key, start, ids, earliest, payload_bytes, exact)
 
 
 def entry_key(parent: bytes, start: int, ids: bytes) -> bytes:
@@ -91,11 +100,26 @@ def _hash(purpose: bytes, content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=KEY_BYTES, person=purpose).digest()
 
 
+def name_of(parent: bytes, key: bytes, *, exact: bool) -> str:
+    """Return the name of an entry's file."""
+    suffix = _EXACT_SUFFIX if exact else SUFFIX
+    return f"{parent.hex()}-{key.hex()}{suffix}"
+
+
+def is_exact(name: str) -> bool:
+    """Return whether an entry with this file name has the bits of a fresh computation."""
+    return name.endswith(_EXACT_SUFFIX)
+
+
 def keys_of(name: str) -> tuple[bytes, bytes] | None:
     """Return the parent and the key in a file name. None if it is not the name of an entry."""
     stem, _, suffix = name.partition(".")
     parent, _, key = stem.partition("-")
-    if f".{suffix}" != SUFFIX or len(parent) != 2 * KEY_BYTES or len(key) != 2 * KEY_BYTES:
+    if (
+        f".{suffix}" not in (SUFFIX, _EXACT_SUFFIX)
+        or len(parent) != 2 * KEY_BYTES
+        or len(key) != 2 * KEY_BYTES
+    ):
         return None
     try:
         return bytes.fromhex(parent), bytes.fromhex(key)
@@ -185,23 +209,29 @@ def checksum(entry: Entry, sums: bytes) -> bytes:
 def _described(entry: Entry) -> bytes:
     """Return the description of an entry that precedes the payload in its file."""
     fixed = _FIXED.pack(
-        entry.parent, entry.key, entry.start, len(entry.ids), entry.earliest, entry.payload_bytes
+        entry.parent,
+        entry.key,
+        entry.start,
+        len(entry.ids),
+        entry.earliest,
+        entry.payload_bytes,
+        entry.exact,
     )
     return fixed + entry.ids.astype("<i4").tobytes()
 
 
-def _fixed(head: bytes) -> tuple[bytes, bytes, int, int, int, int]:
+def _fixed(head: bytes) -> tuple[bytes, bytes, int, int, int, int, bool]:
     if len(head) != _HEAD_BYTES or not head.startswith(_MAGIC):
         raise EntryInvalid("no entry of this version")
-    parent, key, start, count, earliest, size = _FIXED.unpack_from(head, len(_MAGIC) + 16)
-    return parent, key, start, count, earliest, size
+    parent, key, start, count, earliest, size, exact = _FIXED.unpack_from(head, len(_MAGIC) + 16)
+    return parent, key, start, count, earliest, size, exact
 
 
 def _entry(name: str, head: bytes, ids_bytes: bytes) -> Entry:
-    parent, key, start, count, earliest, size = _fixed(head)
+    parent, key, start, count, earliest, size, exact = _fixed(head)
     if not count or len(ids_bytes) != 4 * count:
         raise EntryInvalid(name)
     ids = np.frombuffer(ids_bytes, "<i4").astype(np.int32)
-    if keys_of(name) != (parent, key) or entry_key(parent, start, ids_bytes) != key:
+    if name != name_of(parent, key, exact=exact) or entry_key(parent, start, ids_bytes) != key:
         raise EntryInvalid(name)
-    return Entry(parent, key, start, ids, earliest, size)
+    return Entry(parent, key, start, ids, earliest, size, exact)

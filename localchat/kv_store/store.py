@@ -18,7 +18,6 @@ import msgspec
 
 from localchat.kv_store.entry import (
     PART_SUFFIX,
-    SUFFIX,
     Entry,
     EntryInvalid,
     TokenIds32,
@@ -304,15 +303,28 @@ class Namespace:
             self.own(owner, entry.key)
         return payload
 
-    def has(self, parent: bytes, key: bytes) -> bool:
-        """Return whether an entry is stored or being written."""
-        return self._tree.has(parent, key)
+    def has(self, parent: bytes, key: bytes, *, exact: bool = False) -> bool:
+        """Return whether an entry is stored or being written.
+
+        exact: only one with the bits of a fresh computation counts.
+        """
+        return self._tree.has(parent, key, exact=exact)
 
     def chain(
-        self, parent: bytes, start: int, ids: TokenIds32, size: int, payload_bytes: int
+        self,
+        parent: bytes,
+        start: int,
+        ids: TokenIds32,
+        size: int,
+        payload_bytes: int,
+        *,
+        exact: bool = False,
     ) -> list[Entry]:
-        """Return the entries of `size` tokens that continue `parent` like a text from `start` on."""
-        return self._tree.chain(parent, start, ids, size, payload_bytes)
+        """Return the entries of `size` tokens that continue `parent` like a text from `start` on.
+
+        exact: see `has`.
+        """
+        return self._tree.chain(parent, start, ids, size, payload_bytes, exact=exact)
 
     def read_into(self, entry: Entry, out: memoryview) -> bytes | None:
         """Read an entry, and return the checksum that the caller must verify.
@@ -349,17 +361,23 @@ class Namespace:
         *,
         owner: str,
         earliest: int = 0,
+        exact: bool = False,
         then: Callable[[], None] = lambda: None,
     ) -> bytes:
-        """Write an entry in the background, call `then` afterwards, and return the entry's key."""
+        """Write an entry in the background, call `then` afterwards, and return the entry's key.
+
+        exact: the payload has the bits of a fresh computation. It replaces one that has others.
+        """
         size = sum(len(piece) for piece in payload)
-        entry = make_entry(parent, start, ids.copy(), size, earliest)
+        entry = make_entry(parent, start, ids.copy(), size, earliest, exact=exact)
         self._tree.add(entry)
 
         def write() -> None:
             before_ns = self._tree.changed_ns()
             evictions = self._store.evictions
             ok = self._store.write(self, entry, payload)
+            if ok and exact:
+                self._unlink(entry._replace(exact=False))
             alone = evictions == self._store.evictions
             self._tree.written(entry, ok=ok, alone_since_ns=before_ns if alone else -2)
             then()
@@ -395,7 +413,7 @@ def _is_reachable(folder: Path, entry: Entry) -> bool:
 
     If the store is smaller than a text, writing its end may evict its start.
     """
-    return not entry.start or any(folder.glob(f"*-{entry.parent.hex()}{SUFFIX}"))
+    return not entry.start or any(folder.glob(f"*-{entry.parent.hex()}.*"))
 
 
 def _is_abandoned(changed_s: float) -> bool:

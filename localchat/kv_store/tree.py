@@ -15,8 +15,10 @@ from localchat.kv_store.entry import (
     Entry,
     EntryInvalid,
     TokenIds32,
+    is_exact,
     keys_of,
     make_entry,
+    name_of,
     read_head,
 )
 
@@ -46,6 +48,8 @@ class EntryTree:
         self._lock = threading.Lock()
         self._children: dict[bytes, set[bytes]] = {}
         self._heads: dict[bytes, Entry] = {}
+        self._exact: set[bytes] = set()
+        """Keys of entries with the bits of a fresh computation."""
         self._pending: set[bytes] = set()
         """Keys of entries that are being written, which count as present."""
         self._listed_ns = -1
@@ -55,8 +59,13 @@ class EntryTree:
         """Add an entry whose file is about to be written."""
         with self._lock:
             self._heads[entry.key] = entry
-            self._children.setdefault(entry.parent, set()).add(entry.key)
+            self._add(entry.parent, entry.key, exact=entry.exact)
             self._pending.add(entry.key)
+
+    def _add(self, parent: bytes, key: bytes, *, exact: bool) -> None:
+        self._children.setdefault(parent, set()).add(key)
+        if exact:
+            self._exact.add(key)
 
     def written(self, entry: Entry, *, ok: bool, alone_since_ns: int = -1) -> None:
         """Record the end of a write.
@@ -70,11 +79,15 @@ class EntryTree:
                 self._listed_ns = self.changed_ns()
         if not ok:
             self.remove(entry)
+            if entry.exact:
+                # Another file of this key may still be there.
+                self._listed_ns = -1
 
     def remove(self, entry: Entry) -> None:
         """Remove an entry that is missing or damaged."""
         with self._lock:
             self._heads.pop(entry.key, None)
+            self._exact.discard(entry.key)
             self._children.get(entry.parent, set()).discard(entry.key)
 
     def longest(self, root: bytes, ids: TokenIds32, usable: Usable | None = None) -> Match:
@@ -117,7 +130,7 @@ class EntryTree:
                 yield entry
 
     def _read(self, parent: bytes, key: bytes) -> Entry | None:
-        path = self._folder / f"{parent.hex()}-{key.hex()}.kv"
+        path = self._folder / name_of(parent, key, exact=key in self._exact)
         try:
             entry = read_head(path)
         except (OSError, EntryInvalid):
@@ -128,22 +141,36 @@ class EntryTree:
             self._heads[key] = entry
         return entry
 
-    def has(self, parent: bytes, key: bytes) -> bool:
-        """Return whether an entry was present or being written when the folder was last listed."""
+    def has(self, parent: bytes, key: bytes, *, exact: bool = False) -> bool:
+        """Return whether an entry was present or being written when the folder was last listed.
+
+        exact: only one with the bits of a fresh computation counts.
+        """
         with self._lock:
-            return key in self._children.get(parent, ())
+            present = key in self._children.get(parent, ())
+            return present and (not exact or key in self._exact)
 
     def chain(
-        self, parent: bytes, start: int, ids: TokenIds32, size: int, payload_bytes: int
+        self,
+        parent: bytes,
+        start: int,
+        ids: TokenIds32,
+        size: int,
+        payload_bytes: int,
+        *,
+        exact: bool = False,
     ) -> list[Entry]:
-        """Return the entries of `size` tokens that continue `parent` like a text from `start` on."""
+        """Return the entries of `size` tokens that continue `parent` like a text from `start` on.
+
+        exact: see `has`.
+        """
         self._refresh(_LIST_INTERVAL_S)
         entries: list[Entry] = []
         while start + size <= len(ids):
             entry = make_entry(parent, start, ids[start : start + size], payload_bytes)
-            if not self.has(parent, entry.key):
+            if not self.has(parent, entry.key, exact=exact):
                 break
-            entries.append(entry)
+            entries.append(entry._replace(exact=entry.key in self._exact))
             parent = entry.key
             start = entry.end
         return entries
@@ -168,18 +195,22 @@ class EntryTree:
             self._listed_s = now_s
             pending = [self._heads[key] for key in self._pending if key in self._heads]
             self._children = {}
-            for parent, key in _names(self._folder):
-                self._children.setdefault(parent, set()).add(key)
+            self._exact = set()
+            for name, parent, key in _names(self._folder):
+                self._add(parent, key, exact=is_exact(name))
             for entry in pending:
-                self._children.setdefault(entry.parent, set()).add(entry.key)
+                self._add(entry.parent, entry.key, exact=entry.exact)
             present = {key for keys in self._children.values() for key in keys}
             self._heads = {key: head for key, head in self._heads.items() if key in present}
 
 
-def _names(folder: Path) -> Iterator[tuple[bytes, bytes]]:
+def _names(folder: Path) -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield the names of entries, each with its parent and key."""
     try:
         with os.scandir(folder) as files:
-            yield from filter(None, (keys_of(file.name) for file in files))
+            for file in files:
+                if keys := keys_of(file.name):
+                    yield file.name, *keys
     except OSError:
         return
 

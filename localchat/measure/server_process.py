@@ -1,6 +1,7 @@
 """Server in a child process, on a free port, for a measurement or another program."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -30,6 +31,8 @@ _EXIT_S: Final = 15.0
 _POLL_S: Final = 0.05
 _LOG_LINES: Final = 200
 _SHOWN_LINES: Final = 10
+_NOTICE: Final = re.compile(r"localchat: .+?: (.+)\n")
+"""Line about a model. The others are about the server or a request."""
 _HEALTH_CHECK: Final = " GET /health "
 """Part of the lines about our own requests while the model loads."""
 _ERRORS: Final[Mapping[int, type[LocalchatError]]] = {
@@ -115,14 +118,19 @@ class ServerProcess:
 class ServerLog:
     """The last lines that a server printed on stderr, read by a thread."""
 
-    def __init__(self, lines: IO[str]) -> None:
+    def __init__(self, lines: IO[str], notify: Callable[[str], None] = lambda notice: None) -> None:
+        """`notify`: called by the thread with each notice about the model."""
+        self._notify = notify
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
         self._reader = threading.Thread(target=self._collect, args=(lines,), daemon=True)
         self._reader.start()
 
     def _collect(self, lines: IO[str]) -> None:
         with suppress(ValueError, OSError):  # the pipe is closed at the end
-            self._lines.extend(lines)
+            for line in lines:
+                self._lines.append(line)
+                if match := _NOTICE.fullmatch(line):
+                    self._notify(match[1])
 
     def complete(self) -> list[str]:
         """Return the lines of a server that has exited."""
@@ -131,10 +139,15 @@ class ServerLog:
 
 
 @contextmanager
-def server_process(command: ServerCommand, environ: Mapping[str, str]) -> Iterator[ServerProcess]:
+def server_process(
+    command: ServerCommand,
+    environ: Mapping[str, str],
+    notify: Callable[[str], None] = lambda notice: None,
+) -> Iterator[ServerProcess]:
     """Serve a model during the block, and yield the server once the model is loaded.
 
-    The server exits with this process, even if that is killed. Raises the error of a failed load.
+    The server exits with this process, even if that is killed. `notify` is called by another thread with
+    notices about the model. Raises the error of a failed load.
     """
     environment = child_environment(environ)
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109
@@ -153,7 +166,7 @@ def server_process(command: ServerCommand, environ: Mapping[str, str]) -> Iterat
         process_group=0,
     )
     assert process.stdout is not None and process.stderr is not None
-    log = ServerLog(process.stderr)
+    log = ServerLog(process.stderr, notify)
     try:
         url = process.stdout.readline().strip().removesuffix("/v1")
         _wait_until_loaded(url, process)

@@ -262,6 +262,7 @@ def _unknown_name(
     Raises ModelMissing with similar names.
     """
     from localchat.models.aliases import read_aliases
+    from localchat.models.external.discovery import find_external_models
     from localchat.models.gguf_files import models_in_folder
     from localchat.models.names import quantizations_hint, similar_names
 
@@ -277,7 +278,13 @@ def _unknown_name(
         return ResolvedModel(matches[0], matches[0], loose[matches[0]], why)
     if other := _of_other_program(typed, why, environ):
         return other
-    own = {*(model.manifest.name for model in models), *loose, *read_aliases(paths).aliases}
+    external = [model.name for model in find_external_models(environ).models if model.path]
+    own = {
+        *(model.manifest.name for model in models),
+        *loose,
+        *read_aliases(paths).aliases,
+        *external,
+    }
     similar = quantizations_hint(typed, catalogue) or similar_names(typed, {*catalogue, *own})
     yours = sorted({GUIDE, *own})
     more = ""

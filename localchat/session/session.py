@@ -157,13 +157,12 @@ class ChatSession:
         remote = self.setup.model.remote
         if remote is not None and not remote.model:
             self.status.model = f"{info.model} on {remote.name}"
+        warnings = [sentence for sentence in (info.warning, info.loss) if sentence]
         for sentence in info.notes:
-            if sentence != info.warning:
+            if sentence not in warnings:
                 self.remark(sentence, "info")
-            else:
-                self.remark(sentence, "warning")
-        if info.warning:
-            self.remark(info.warning, "warning")
+        for sentence in warnings:
+            self.remark(sentence, "warning")
 
     def notice(
         self, text: str, kind: NoticeKind = "info", offers: Sequence[Offer] = (), name: str = ""
@@ -285,14 +284,15 @@ class ChatSession:
         """Add a question to the shown path and answer it. Raises UsageError during another answer."""
         self._refuse_second()
         self._failure_notice = self._new_summary = ""
-        if text.startswith("@"):
-            self.context.library.check_first_mention(text)
+        unknown_name = self._unknown_first_mention(text, inclusions)
         prepared = Question(text, tuple(inclusions), tuple(attachments))
         question = self.conversation.add(
             prepared.message, parent=self.conversation.head, inclusions=prepared.inclusions
         )
         for block in node_blocks(self.conversation, question):
             self.view.put(block)
+        if unknown_name:
+            self.remark(f"there are no documents @{unknown_name}, so the name is sent as text")
         self.recorder.changed(question)
         if not self._keep_unanswered:
             self._unanswered = question
@@ -304,6 +304,19 @@ class ChatSession:
                 with suppress(HistoryUnusable):  # `recorder.trouble` reports it
                     await asyncio.to_thread(self.recorder.withdraw, question)
                 self.conversation.remove_last(question.id)
+
+    def _unknown_first_mention(self, text: str, inclusions: Sequence[Inclusion]) -> str:
+        """Return the unknown name at the start of a question, or an empty string.
+
+        Raises UsageError for one that resembles a collection's.
+        """
+        start = len(text) - len(text.lstrip())
+        is_file = any(item.start <= start < item.end for item in inclusions)
+        if is_file or not text.startswith("@", start):
+            return ""
+        library = self.context.library
+        library.check_first_mention(text)
+        return library.unknown_first_mention(text)
 
     async def edit(
         self,

@@ -4,7 +4,8 @@
 
 FOLDER has chat templates (*.jinja). VOCABULARY is a GGUF file, to whose tokens the markers of all templates are
 added. A conversation with markers must have the control tokens of the same conversation without them. Prints
-each prompt that has others, and the CPU time of a prompt with and without markers. The last line is JSON.
+each prompt that has others, and the CPU time of a prompt with and without markers. 1,000 texts without markers
+must have the ids that the tokenizer gives to the whole prompt. The last line is JSON.
 """
 
 import argparse
@@ -38,6 +39,9 @@ _ROLES = ("system", "user", "assistant", "tool", "developer")
 """Roles of the protocols. All others are refused."""
 _OWN_TEXTS = ("assistant", "begun answer")
 _RUNS = 300
+_TEXTS = 1000
+_SOURCES = ("docs/*.md", "README.md", "scripts/tools/everyday.txt", "tests/support/many_scripts.py")
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Field(NamedTuple):
@@ -255,6 +259,19 @@ class Checker:
             return self._encoder.encode(rendered.parts, add_bos=False)
         return self._tokenizer.encode(rendered.text, special=rendered.special)
 
+    def has_plain_ids(self, text: str) -> bool:
+        """Return whether the ids of a prompt are those of its whole text."""
+        question = Message("user", text)
+        try:
+            rendered = self._chat.render(Messages((Message("system", text), question)))
+        except TemplateError:
+            # Some templates refuse system messages, and some need tools.
+            rendered = self._chat.render(Messages((question,), tools=(_tool(),)))
+        whole = self._tokenizer.encode(rendered.text, special=True)
+        if not rendered.parts:
+            return rendered.special
+        return self._encoder.encode(rendered.parts, add_bos=False) == whole
+
     def markers(self, messages: Messages, names: set[str]) -> list[str] | None:
         """Return the markers among the tokens of a prompt, or None if the template refuses it."""
         try:
@@ -291,6 +308,31 @@ def check(checker: Checker, forged: Callable[[str, str, str], None]) -> Counter[
     return counts
 
 
+def plain_texts() -> list[str]:
+    """Return texts without any character that begins a marker: prose, code and many scripts."""
+    paths = [path for pattern in _SOURCES for path in sorted(_ROOT.glob(pattern))]
+    lines = [line for path in paths for line in path.read_text("utf-8").splitlines()]
+    plain = [line for line in lines if line.strip() and not set(line) & set("<>[]|\uff5c")]
+    step = max(1, len(plain) // _TEXTS)
+    return plain[::step][:_TEXTS]
+
+
+def count_other_ids(checkers: list[Checker], shown: Callable[[str], None]) -> Counter[str]:
+    """Count the texts whose ids are not those of the whole prompt. Calls `shown` with these."""
+    counts: Counter[str] = Counter()
+    for number, text in enumerate(plain_texts()):
+        try:
+            is_same = checkers[number % len(checkers)].has_plain_ids(text)
+        except TemplateError:
+            counts["refused texts"] += 1
+            continue
+        counts["texts"] += 1
+        if not is_same:
+            counts["other ids"] += 1
+            shown(text)
+    return counts
+
+
 def cost_ms(checker: Checker, text: str) -> float:
     """Return the CPU time of rendering and tokenizing 21 messages. The helper process is not counted."""
     turns = (Message("user", text), Message("assistant", text.replace("<|", "< |")))
@@ -307,6 +349,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("vocabulary", type=Path)
     parser.add_argument("--backend", choices=("llamacpp", "cuda"), default="llamacpp")
+    parser.add_argument("--texts-only", action="store_true", help="put no marker anywhere")
     parser.add_argument("--only", default="", help="part of the names of the templates")
     options = parser.parse_args()
     files = [file for file in sorted(options.folder.glob("*.jinja")) if options.only in file.stem]
@@ -321,26 +364,29 @@ def main() -> int:
         write_vocabulary(options.vocabulary, path, control, tags)
         tokenizer = open_tokenizer(options.backend, path)
         process = RenderProcess()
+        checkers = []
         for name, source in sources.items():
             checker = Checker(source, tokenizer, process)
+            checkers.append(checker)
 
             def show(field: str, text: str, extra: str, name: str = name) -> None:
                 print(f"forged: {name}, {field}: {text!r} has {extra}", flush=True)
 
-            counts = check(checker, show)
+            counts = Counter() if options.texts_only else check(checker, show)
             total += counts
             if counts["forged"]:
                 forged_templates.append(name)
             print(f"{name:48} {dict(counts)}", flush=True)
+        same = count_other_ids(checkers, lambda text: print(f"other ids: {text!r}", flush=True))
         plain = "The quick brown fox jumps over the lazy dog. " * 4
         costs = {
             "plain": cost_ms(checker, plain),
             "with <": cost_ms(checker, plain + "a < b"),
             "markers": cost_ms(checker, plain + checker.framed[0]),
         }
-    report = {"templates": len(files), **total, "forged_templates": forged_templates, "ms": costs}
-    print(json.dumps(report))
-    return 1 if forged_templates else 0
+    report = {"templates": len(files), **total, "forged_templates": forged_templates, **same}
+    print(json.dumps({**report, "ms": costs}))
+    return 1 if forged_templates or same["other ids"] else 0
 
 
 if __name__ == "__main__":

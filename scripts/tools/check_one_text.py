@@ -28,14 +28,18 @@ from tests.support.transformers_reference import TransformersReference
 
 SUBJECTS = (Path(__file__).parent / "everyday.txt").read_text("utf-8").splitlines()
 ENDINGS = ("", " Answer in one sentence.", " Give an example.", " Explain why.")
-RULES = " ".join(f"Rule {number}: call item {number} by its name." for number in range(24))
-"""A system prompt that is long enough to be stored on the disk."""
+RULES = [f"Rule {number}: call item {number} by its name." for number in range(56)]
+SHORT_RULES = 24
+"""A system prompt of so many rules is long enough to be stored on the disk.
+
+The CUDA backend reuses KV in chunks of 512 tokens, so it gets all rules.
+"""
 SYSTEM_PROMPTS = 20
 
 REFERENCE = "localchat_cuda.backend:ReferenceBackend"
 
 
-def requests(count: int, tokens: int) -> list[GenerateRequest]:
+def requests(count: int, tokens: int, rules_count: int) -> list[GenerateRequest]:
     """Return requests, greedy and seeded in turn."""
     texts = [subject + ending for ending in ENDINGS for subject in SUBJECTS]
     made: list[GenerateRequest] = []
@@ -43,7 +47,8 @@ def requests(count: int, tokens: int) -> list[GenerateRequest]:
         sampling = Sampling(temperature=0.0)
         if number % 2:
             sampling = Sampling(temperature=0.9, top_p=0.95, seed=number)
-        rules = f"Rules for person {number % SYSTEM_PROMPTS}. {RULES}"
+        person = f"Rules for person {number % SYSTEM_PROMPTS}."
+        rules = " ".join((person, *RULES[:rules_count]))
         messages = (Message("system", rules), Message("user", texts[number % len(texts)]))
         made.append(
             GenerateRequest(
@@ -84,7 +89,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.5, help="seconds before a second turn")
     arguments = parser.parse_args()
-    asked = requests(arguments.prompts, arguments.tokens)
+    rules_count = len(RULES) if arguments.backend else SHORT_RULES
+    asked = requests(arguments.prompts, arguments.tokens, rules_count)
     with tempfile.TemporaryDirectory() as folder:
         model, backend = arguments.model, arguments.backend
         if backend == "reference":

@@ -166,6 +166,8 @@ def test_a_sentence_that_begins_with_a_verb_gets_the_whole_command(
         ("-5 + 3",),
         ("-5",),
         ("--verbose flag, what does it do?",),
+        ("-h is what?",),
+        ("-x squared is 4",),
         ("-q", "- a list item"),
         ("- a", "- b", "-q"),
         ("--temp", "0.5", "-1 apples?"),

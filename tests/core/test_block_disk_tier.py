@@ -209,8 +209,9 @@ def test_a_damaged_block_is_computed_again_and_the_events_say_so(tmp_path: Path,
 
 def test_every_bit_flip_is_a_miss(tmp_path: Path) -> None:
     tokens, draw = kept(tmp_path), random.Random(1)
+    prompt_blocks = (len(tokens) - 1) // 4
     for _ in range(200):
-        [file, *_] = draw.sample(list(store_in(tmp_path).files()), 1)
+        file = draw.choice(blocks_in_order(tmp_path)[:prompt_blocks])
         content = bytearray(file.path.read_bytes())
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
         file.path.write_bytes(content)
@@ -220,6 +221,77 @@ def test_every_bit_flip_is_a_miss(tmp_path: Path) -> None:
         check_received(bench, id_, peaked)
         assert prefill(bench, id_).read_back < (len(tokens) - 1) // 4 * 4
         written(bench)
+
+
+def test_a_damaged_block_in_the_middle_of_a_text_is_written_again(tmp_path: Path) -> None:
+    tokens = kept(tmp_path)
+    blocks = blocks_in_order(tmp_path)
+    blocks[10].path.write_bytes(b"")
+    for read_back in (40, (len(tokens) - 1) // 4 * 4):
+        bench = started(tmp_path)
+        id_ = bench.ask(request([*tokens, 65], owner="1"))
+        bench.run_until_idle()
+        assert prefill(bench, id_).read_back == read_back
+        written(bench)
+
+
+GREEDY = {"temperature": 0.0, "max_tokens": 6}
+CHUNK = 64
+"""Prompt tokens of a step whose shape is the same cold and warm, on this runner."""
+
+
+def read_back_of(bench: Bench, tokens: list[int], **changes: Any) -> int:
+    """Ask, and return the prompt tokens that came from the disk."""
+    id_ = bench.ask(request(tokens, owner="1", **changes))
+    bench.run_until_idle()
+    check_received(bench, id_, peaked)
+    return prefill(bench, id_).read_back
+
+
+def test_a_request_at_temperature_0_reads_what_another_one_stored(tmp_path: Path) -> None:
+    """Blocks on the disk have the bits of a fresh computation if the step had a fixed shape."""
+    prompt = list(TEXT.encode())
+    bench = started(tmp_path)
+    read_back_of(bench, prompt, **GREEDY)
+    written(bench)
+    assert read_back_of(started(tmp_path), prompt, **GREEDY) == len(prompt) // CHUNK * CHUNK
+    # A request without a seed reads the answer too.
+    assert read_back_of(started(tmp_path), [*prompt, 65]) == len(prompt) // 4 * 4
+
+
+def test_a_request_at_temperature_0_reads_nothing_that_other_steps_computed(tmp_path: Path) -> None:
+    """KV of single tokens, or of steps that several requests share, has other bits."""
+    tokens = kept(tmp_path, temperature=0.9)
+    bench = started(tmp_path)
+    assert read_back_of(bench, tokens, **GREEDY) == 0
+    assert not [op for plan in bench.runner.steps for op in plan.memory if "Load" in repr(op)]
+
+
+def test_blocks_of_fixed_shape_replace_others_on_the_disk(tmp_path: Path) -> None:
+    tokens = kept(tmp_path, temperature=0.9)
+    before = len(list(store_in(tmp_path).files()))
+    bench = started(tmp_path)
+    read_back_of(bench, tokens, **GREEDY)
+    written(bench)
+    assert read_back_of(started(tmp_path), tokens, **GREEDY) == len(tokens) // CHUNK * CHUNK
+    # The answer of the second request has new blocks, and no block is stored twice.
+    assert len(list(store_in(tmp_path).files())) <= before + 2
+
+
+def test_a_request_at_temperature_0_computes_its_prompt_once_after_others_did(
+    tmp_path: Path,
+) -> None:
+    """The copy in host memory, which has other bits, is replaced."""
+    prompt = list(TEXT.encode())
+    bench = started(tmp_path)
+    read_back_of(bench, prompt, temperature=0.9)
+    cached = []
+    for _ in range(2):
+        id_ = bench.ask(request(prompt, **GREEDY))
+        bench.run_until_idle()
+        check_received(bench, id_, peaked)
+        cached.append(prefill(bench, id_).cached)
+    assert cached == [0, len(prompt) // CHUNK * CHUNK]
 
 
 def test_a_request_that_is_cancelled_while_the_disk_is_read_leaves_nothing(tmp_path: Path) -> None:
@@ -332,7 +404,7 @@ def test_a_prompt_of_another_salt_looks_up_as_much_as_one_that_nobody_knows(tmp_
         tier = bench.disk_tier
         assert tier is not None
         reads: list[object] = []
-        tier._namespace._tree.has = lambda *key, seen=reads: bool(seen.append(key))  # type: ignore
+        tier._namespace._tree.has = lambda *key, seen=reads, **_: bool(seen.append(key))  # type: ignore
         bench.say(request(text, salt="b"))
         assert not [op for plan in bench.runner.steps for op in plan.memory if "Load" in repr(op)]
         looked[name] = reads

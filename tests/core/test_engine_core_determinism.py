@@ -139,3 +139,17 @@ def test_a_short_step_behind_one_that_is_taken_back_in_part_loses_nothing() -> N
     id_ = bench.ask(request("aabbaabb" * 3 + "bbabb", max_tokens=9))
     bench.run_until_idle()
     check_received(bench, id_, copying)
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 0.0}, {"seed": 3}]
+)
+def test_a_greedy_or_seeded_request_has_no_drafts(sampling: dict[str, Any]) -> None:
+    """A step with drafts is wider, so its rows have other bits."""
+    bench = Bench(capabilities(), copying)
+    usual = {"temperature": 1.0, "max_tokens": 60}
+    answer = bench.say(request("abcabcabcabc" * 4, **usual | sampling))
+    assert answer.done.speculation.off.startswith("off ")
+    assert not bench.say(request("abcabcabcabc" * 4, **usual)).done.speculation.off.startswith(
+        "off "
+    )

@@ -127,3 +127,9 @@ def test_a_refused_prompt_leaves_a_small_history(run: Run, tmp_path: Path) -> No
     assert "no help" not in refused.stderr
     sizes = [path.stat().st_size for path in tmp_path.rglob("history.sqlite3*")]
     assert sum(sizes) < 1_000_000
+
+
+def test_a_pipe_is_told_what_a_coarse_kv_type_costs(run: Run) -> None:
+    done = run("--kv-type", "q4_0", "--max-tokens", "2", "Hi.")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("lost one of three facts") == 1

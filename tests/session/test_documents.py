@@ -40,6 +40,20 @@ def test_documents_are_folded_before_the_question(stage: Stage) -> None:
     run(stage, play)
 
 
+def test_an_unknown_name_at_the_start_is_noticed(stage: Stage) -> None:
+    async def play(chat: Chat) -> None:
+        await chat.session.ask("@lease, when does it end?")
+        notices = [notice.text for notice in chat.page.notices()]
+        assert notices == ["there are no documents @lease, so the name is sent as text"]
+        file = Inclusion("notes", 0, 6)
+        for text in ("me@lease.org?", "@property\ndef f(): ...", "Ask @lease why"):
+            await chat.session.ask(text)
+        await chat.session.ask("@notes why?", (file,))
+        assert len(chat.page.notices()) == 1
+
+    run(stage, play)
+
+
 def test_a_question_that_is_asked_again_stays_as_it_was(stage: Stage, tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         await chat.session.ask("@home When?")

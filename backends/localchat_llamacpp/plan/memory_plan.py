@@ -155,8 +155,9 @@ def _chooser(budgets: Budgets, *, can_offload: bool) -> "_Chooser":
     notes += layer_notes
     if options.gpus != 1:
         notes.append("llama.cpp divides the layers among all GPUs, so --gpus has no effect.")
-    if options.kv_type == "q4_0":
-        notes.append(_FOUR_BIT_KEYS if shape.key_biases else _FOUR_BITS)
+    loss = _loss(options.kv_type, shape)
+    if loss:
+        notes.append(loss)
     trained = shape.context_train
     return _Chooser(
         budgets=budgets,
@@ -167,7 +168,15 @@ def _chooser(budgets: Budgets, *, can_offload: bool) -> "_Chooser":
         layers=layers,
         goal=options.context_tokens or min(trained, GOAL_TOKENS),
         notes=tuple(notes),
+        loss=loss,
     )
+
+
+def _loss(kv_type: str | None, shape: ModelShape) -> str:
+    """Describe the quality that a chosen KV type costs, if any."""
+    if kv_type == "q4_0":
+        return _FOUR_BIT_KEYS if shape.key_biases else _FOUR_BITS
+    return ""
 
 
 def _candidate_types(options: LoadOptions, possible: tuple[str, ...]) -> tuple[str, ...]:
@@ -223,6 +232,7 @@ class _Chooser:
     goal: int
     """Context below which a coarser candidate is tried."""
     notes: tuple[str, ...]
+    loss: str
 
     @property
     def trained(self) -> int:
@@ -451,6 +461,7 @@ class _Chooser:
             cache_ram_bytes=self._host_cache_bytes(budget) if fits else 0,
             max_step_tokens=budgets.steps(candidate.gpu_layers).tokens,
             notes=notes,
+            loss=self.loss,
             layers=budgets.layers,
             gpu_bytes=budget.gpu,
             gpu_free_bytes=budgets.gpu_free_bytes(budget),

@@ -86,9 +86,9 @@ def _mentioned(ctx: click.Context, words: str) -> tuple[tuple[str, ...], str]:
     from localchat.cli.document_options import open_library
 
     library = open_library(app_context(ctx))
-    if words.startswith("@"):
-        _refuse_file(words)
-        library.check_first_mention(words, strict=True)
+    if (begun := words.lstrip()).startswith("@"):
+        _refuse_file(begun)
+        library.check_first_mention(begun, strict=True)
     return library.mentions(words)
 
 

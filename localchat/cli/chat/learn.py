@@ -14,7 +14,7 @@ from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import expand_home, find_paths
 from localchat.documents.folder import MAX_FILES
-from localchat.errors import FileMissing, UsageError
+from localchat.errors import ExitCode, FileMissing, UsageError
 from localchat.units import counted, tokens
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def command(
     list_: bool,
     forget: str | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Index documents, then ask about them with @NAME.
 
     \b
@@ -60,7 +60,8 @@ def command(
     elif list_ or not (sources or name):
         _list(app, library, as_json)
     else:
-        _learn(app, library, sources, name)
+        return _learn(app, library, sources, name)
+    return ExitCode.OK
 
 
 def _list(app: AppContext, library: "DocumentLibrary", as_json: bool) -> None:
@@ -104,8 +105,8 @@ def _learn(
     library: "DocumentLibrary",
     sources: Sequence[str],
     name: str | None,
-) -> None:
-    """Read the sources, and report what was read."""
+) -> ExitCode:
+    """Read the sources, and report what was read. Fails if no file of a kind of document was readable."""
     from localchat.documents.collection import is_url
 
     terminal = Terminal(app.environ)
@@ -134,7 +135,12 @@ def _learn(
     if not has_text:
         raise _nothing_readable(sources, summary)
     _report(terminal, name, changes, summary)
+    for kind, count in summary.unread_kinds.items():
+        terminal.print_line(
+            f"localchat: none of the {counted(count, f'{kind} file')} could be read, so @{name} lacks them"
+        )
     terminal.notify(_question_hint(app, name))
+    return ExitCode.ERROR if summary.unread_kinds else ExitCode.OK
 
 
 def _nothing_readable(sources: Sequence[str], summary: "Summary") -> UsageError:

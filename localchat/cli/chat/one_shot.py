@@ -177,6 +177,7 @@ class OneShot:
             self._terminal.note(context_line(info))
             if not options.raw_prompt:
                 self._terminal.warn(info.warning)
+            self._terminal.warn(info.loss)
 
         # With --stats and --json the answer must end by itself, because its metrics come last.
         stops_early = (

@@ -58,11 +58,13 @@ def _arguments(args: Sequence[str], params: Sequence[click.Parameter]) -> Iterat
 
 
 def _is_dashed_word(text: str, value_counts: dict[str, int]) -> bool:
-    """Return True for a dash before a space or a digit, which no flag has."""
+    """Return True for a dash before a digit, or in a text with spaces."""
     if text.startswith("--"):
         return " " in text.partition("=")[0]
-    has_flag = text[:2] in value_counts
-    return not has_flag and (text[1].isdigit() or any(sign.isspace() for sign in text))
+    if value_counts.get(text[:2]):
+        # The rest is the value of the flag.
+        return False
+    return text[1].isdigit() or any(sign.isspace() for sign in text)
 
 
 def _value_counts(params: Sequence[click.Parameter]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Servers and engines to measure: of this machine with the flags of the command line, or running servers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -66,13 +66,28 @@ class _Targets:
         return remote
 
 
+def _ignore_notice(_: str) -> None:
+    """Drop a notice on speed or on a chat, which would break the progress bar."""
+
+
 class BenchTargets(_Targets):
     """Opens the server of a variant: a child process, or the address of a running one."""
 
-    def __init__(self, ctx: click.Context, terminal: Terminal, *, loop_guard: bool = False) -> None:
-        """`loop_guard`: the servers end answers that repeat themselves forever."""
+    def __init__(
+        self,
+        ctx: click.Context,
+        terminal: Terminal,
+        *,
+        loop_guard: bool = False,
+        notify: Callable[[str], None] = _ignore_notice,
+    ) -> None:
+        """`loop_guard`: the servers end answers that repeat themselves forever.
+
+        `notify`: called by another thread with notices about the model.
+        """
         super().__init__(ctx, terminal)
         self._loop_guard = loop_guard
+        self._notify = notify
 
     @contextmanager
     def open(self, variant: "BenchVariant") -> "Iterator[BenchEndpoint]":
@@ -91,7 +106,7 @@ class BenchTargets(_Targets):
         }
         settings = {**flags, **variant.settings}
         command = ServerCommand(variant.model, settings, variant.parallel, self._loop_guard)
-        with server_process(command, self._app.environ) as server:
+        with server_process(command, self._app.environ, self._notify) as server:
             yield BenchEndpoint(server.url, own=True)
 
 
@@ -108,7 +123,3 @@ class QualityTargets(_Targets):
             yield engine
         finally:
             engine.close()
-
-
-def _ignore_notice(_: str) -> None:
-    """Drop a notice on speed or on a chat, which would break the progress bar."""

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +21,7 @@ from localchat.units import counted, duration, rate
 
 if TYPE_CHECKING:
     from localchat.batch.input_file import LineDefaults
-    from localchat.batch.run import BatchRun, BatchServer
+    from localchat.batch.run import BatchProgress, BatchRun, BatchServer
     from localchat.cli.serving.batch_progress import BatchDisplay
     from localchat.cli.work_model import WorkModel
 
@@ -170,9 +171,16 @@ def _answer(
                 "Ctrl+C again ends at once"
             )
 
+        notices: SimpleQueue[str] = SimpleQueue()
+
+        def show(progress: "BatchProgress") -> None:
+            while not notices.empty():
+                view.say(notices.get())
+            view.show(progress)
+
         try:
-            with _server(ctx, terminal, view, batch) as server, calling(end):
-                batch.run(server, view.show)
+            with _server(ctx, terminal, view, batch, notices) as server, calling(end):
+                batch.run(server, show)
         except LocalchatError as problem:
             return problem, False
         except KeyboardInterrupt:
@@ -182,9 +190,16 @@ def _answer(
 
 @contextmanager
 def _server(
-    ctx: click.Context, terminal: Terminal, view: "BatchDisplay", batch: "BatchRun"
+    ctx: click.Context,
+    terminal: Terminal,
+    view: "BatchDisplay",
+    batch: "BatchRun",
+    notices: SimpleQueue[str],
 ) -> "Iterator[BatchServer]":
-    """Yield the server that answers: a running one, or a new process. Raises LocalchatError."""
+    """Yield the server that answers: a running one, or a new process. Raises LocalchatError.
+
+    `notices`: receives what a new process says about its model.
+    """
     from localchat.batch.run import BatchServer, clients_for
     from localchat.cli.measure.targets import BenchTargets
     from localchat.engine.remote.client import base_url
@@ -204,7 +219,7 @@ def _server(
     if not runs_already:
         view.status(f"loading {word}")
         parallel = parallel or _slots(ctx, word)
-    servers = BenchTargets(ctx, terminal, loop_guard=True)
+    servers = BenchTargets(ctx, terminal, loop_guard=True, notify=notices.put)
     with servers.open(BenchVariant(word, word, {}, parallel)) as endpoint:
         url = base_url(endpoint.url)
         model = endpoint.model or first_model(url, endpoint.key)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from math import lcm
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from localchat.core.kv_cache.disk_tier import (
     DiskRead,
     DiskTier,
 )
+from localchat.core.kv_cache.manager import exact_chunk_tokens
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from localchat.core.kv_cache.prefix_tree import PrefixNode
 from localchat.core.sequence import RequestState
@@ -94,6 +96,7 @@ class BlockDiskTier(DiskTier):
         self._size = can.block_tokens
         self._block_bytes = can.block_tokens * can.bytes_per_token
         self._part_blocks = max(1, part_bytes // self._block_bytes)
+        self._exact_chunk = lcm(exact_chunk_tokens(can), self._size)
         layout = f"{can.kv_type}\0{self._size}\0{self._block_bytes}\0{can.host_layout}"
         super().__init__(store, f"{description}\0{layout}", model, _MAX_PENDING_BYTES)
         readers = min(_MAX_READERS, os.cpu_count() or 1)
@@ -113,10 +116,21 @@ class BlockDiskTier(DiskTier):
         """Return the stored blocks worth loading, after reserving host blocks for them."""
         self._unpin()
         request = request_state.request
-        first, parent = self._kv_cache.known_blocks(request_state.tokens, request.salt)
-        ids = np.asarray(request_state.tokens, np.int32)[:-1]
+        tokens = request_state.tokens
+        exact = request_state.deterministic
+        first, parent = self._kv_cache.known_blocks(tokens, request.salt, exact=exact)
+        if exact and self._kv_cache.known_blocks(tokens, request.salt)[0] > first:
+            # Memory holds the next block with other bits, and cannot hold it twice.
+            return None
+        ids = np.asarray(tokens, np.int32)[:-1]
         size = self._size
-        entries = self._namespace.chain(parent, first * size, ids, size, self._block_bytes)
+        entries = self._namespace.chain(
+            parent, first * size, ids, size, self._block_bytes, exact=exact
+        )
+        if exact and not request_state.media:
+            # The scheduler reuses whole chunks.
+            end = (first + len(entries)) * size
+            entries = entries[: (end - end % self._exact_chunk) // size - first]
         if not entries:
             return None
         if 0 < self._prefill_s < self._read_s:
@@ -131,7 +145,7 @@ class BlockDiskTier(DiskTier):
             reserved.buffers.append(buffer)
         entries = entries[: len(reserved.buffers)]
         if not entries:
-            self._kv_cache.adopt(parent, request.salt, (), numbers)
+            self._kv_cache.adopt(parent, request.salt, (), numbers, ())
             request_state.disk_missed = NO_ROOM
             return None
         self._reserved[request_state.id] = reserved
@@ -196,7 +210,8 @@ class BlockDiskTier(DiskTier):
         numbers = reserved.numbers if read.last else reserved.numbers[: len(entries)]
         reserved.numbers = reserved.numbers[len(entries) :]
         texts = [array("i", entry.ids.tobytes()) for entry in entries]
-        adopted = self._kv_cache.adopt(reserved.after, salt, texts, numbers)
+        exact = [entry.exact for entry in entries]
+        adopted = self._kv_cache.adopt(reserved.after, salt, texts, numbers, exact)
         if entries:
             reserved.after = entries[-1].key
         request_state.read_back += adopted * self._size
@@ -259,19 +274,23 @@ class BlockDiskTier(DiskTier):
         ids = np.frombuffer(first.tokens, np.int32)
         start = first.end - self._size
         then = partial(self._written.append, first.host)
-        self._namespace.put(first.parent.digest, start, ids, [content], owner=owner, then=then)
+        self._namespace.put(
+            first.parent.digest, start, ids, [content], owner=owner, exact=first.exact, then=then
+        )
         self._handed_s = time.monotonic()
         unstored[tip, owner] = first.end
         return True
 
     def _first_missing(self, tip: PrefixNode, done: int) -> PrefixNode | None:
-        """Return the first node after `done` tokens that is missing on the disk."""
+        """Return the first node after `done` tokens that is missing on the disk.
+
+        A node with the bits of a fresh computation replaces one with others, which may have successors.
+        """
         first = None
         node = tip
         while node.parent is not None and node.end > done:
-            if self._namespace.has(node.parent.digest, node.digest):
-                break
-            first = node
+            if not self._namespace.has(node.parent.digest, node.digest, exact=node.exact):
+                first = node
             node = node.parent
         return first
 

@@ -339,9 +339,16 @@ class PagedKVCacheManager:
     def behind(self) -> bool:
         return bool(self._unsaved) and not self._host_full
 
-    def known_blocks(self, tokens: Sequence[int], salt: str) -> tuple[int, bytes]:
-        """Return the number of a prompt's cached full blocks, and the last one's digest."""
+    def known_blocks(
+        self, tokens: Sequence[int], salt: str, *, exact: bool = False
+    ) -> tuple[int, bytes]:
+        """Return the number of a prompt's cached full blocks, and the last one's digest.
+
+        `exact`: only blocks with the bits of a fresh computation count.
+        """
         nodes = self._tree.match(array("i", tokens), len(tokens) - 1, salt).nodes
+        if exact:
+            nodes = tuple(takewhile(lambda node: node.exact, nodes))
         if not nodes:
             return 0, self._tree.root_digest(salt)
         return len(nodes), nodes[-1].digest
@@ -370,11 +377,17 @@ class PagedKVCacheManager:
         return numbers
 
     def adopt(
-        self, after: bytes, salt: str, texts: Sequence[TokenArray], numbers: Sequence[int]
+        self,
+        after: bytes,
+        salt: str,
+        texts: Sequence[TokenArray],
+        numbers: Sequence[int],
+        exact: Sequence[bool],
     ) -> int:
         """Take over host blocks from `reserve`. Return how many are findable now.
 
-        The first blocks hold the KV of `texts`, which follow the digest `after`.
+        The first blocks hold the KV of `texts`, which follow the digest `after`. `exact`: for each text,
+        whether its KV has the bits of a fresh computation.
         """
         self._reserved -= len(numbers)
         self._host_full = False
@@ -383,7 +396,7 @@ class PagedKVCacheManager:
         node = self._tree.named(after, salt)
         added = list[PrefixNode]()
         left = list(numbers[len(texts) :])
-        for text, number in zip(texts, numbers, strict=False):
+        for index, (text, number) in enumerate(zip(texts, numbers, strict=False)):
             following = self._tree.add_full(node, text) if node is not None else None
             if following is None or following.host >= 0:
                 left.append(number)
@@ -391,7 +404,7 @@ class PagedKVCacheManager:
                 self._unsaved.pop(following, None)
                 self._swapped += not following.blocks
                 following.kept = True
-                following.exact = False
+                following.exact = exact[index] and (following.exact or not following.blocks)
                 self._host.put(following, number)
             if following is not None:
                 added.append(following)
@@ -516,8 +529,10 @@ class PagedKVCacheManager:
             self._node_of[block] = sequence.tip
             self._swapped -= len(sequence.tip.blocks) == 1
             self._free_cached_copies(sequence.tip)
-            only = len(sequence.tip.blocks) == 1 and sequence.tip.host < 0
-            sequence.tip.exact = exact and (only or sequence.tip.exact)
+            if exact and not sequence.tip.exact and sequence.tip.host >= 0:
+                # The copy in host memory has other bits, so it is saved again.
+                self._host.drop(sequence.tip)
+            sequence.tip.exact = exact and (len(sequence.tip.blocks) == 1 or sequence.tip.exact)
         else:
             tail.exact = exact
         if self._host.exist and sequence.tip is not None and sequence.tip.host < 0:

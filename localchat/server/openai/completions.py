@@ -150,10 +150,16 @@ def _logprobs(echo: str, choice: ContentBlocks) -> CompletionLogprobs:
     return completion_logprobs((*choice.prompt, *choice.logprobs), 0, first)
 
 
-def _first_token(prompt: str, others: tuple[TokenLogprob, ...]) -> str:
-    """Return the text of the prompt's first token: the prompt without its other tokens.
+def _first_token(prompt: str, others: tuple[TokenLogprob, ...]) -> bytes:
+    """Return the bytes of the prompt's first token: the prompt without its other tokens.
 
-    The engine does not report the first token, because it has no log probability.
+    The engine does not report the first token, because it has no log probability. It may be a part of a
+    character.
     """
-    other_text = b"".join(token.text for token in others).decode("utf-8", "replace")
-    return prompt[: max(0, len(prompt) - len(other_text))]
+    other_bytes = b"".join(token.text for token in others)
+    prompt_bytes = prompt.encode("utf-8", "replace")
+    if prompt_bytes.endswith(other_bytes):
+        return prompt_bytes.removesuffix(other_bytes)
+    # The text of a prompt of token ids has replacement characters, or a tokenizer changed the text.
+    other_text = other_bytes.decode("utf-8", "replace")
+    return prompt[: max(0, len(prompt) - len(other_text))].encode("utf-8", "replace")

@@ -83,7 +83,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 def completion_logprobs(
-    logprobs: tuple[TokenLogprob, ...], offset: int, first: str | None = None
+    logprobs: tuple[TokenLogprob, ...], offset: int, first: bytes | None = None
 ) -> CompletionLogprobs:
     """Convert the log probabilities of a completion's tokens.
 
@@ -91,13 +91,13 @@ def completion_logprobs(
     first: first token of an echoed prompt, which has no log probability.
     """
     result = CompletionLogprobs([], [], [], [])
+    decoder = getincrementaldecoder("utf-8")("replace")
     if first is not None:
-        result.tokens.append(first)
+        result.tokens.append(_unique_text(first))
         result.token_logprobs.append(None)
         result.top_logprobs.append(None)
         result.text_offset.append(offset)
-        offset += len(first)
-    decoder = getincrementaldecoder("utf-8")("replace")
+        offset += len(decoder.decode(first))
     for token in logprobs:
         top = {_unique_text(text): logprob for _, text, logprob in token.top}
         result.tokens.append(_unique_text(token.text))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from localchat.cli.chat import ask, render_answer
@@ -21,7 +22,7 @@ from localchat.errors import (
     NetworkError,
     TemplateError,
 )
-from tests.support.cli_program import BEGIN, HOSTILE, SCENARIOS, ScriptedApp, answer
+from tests.support.cli_program import BEGIN, HOSTILE, INFO, SCENARIOS, ScriptedApp, answer
 from tests.support.terminal_screen import Call
 
 
@@ -372,3 +373,16 @@ def test_an_engine_that_dies_in_an_answer_is_no_reason_for_another_model(
 def test_a_terminal_is_not_called_an_empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     assert ask._nothing_to_ask().message == "there is nothing to ask: no prompt"
+
+
+@pytest.mark.parametrize("flags", [(), ("--stats",), ("--raw-prompt",), ("--n", "2")])
+def test_quality_that_an_option_costs_is_said_once_in_a_pipe(
+    call: Call, flags: tuple[str, ...]
+) -> None:
+    loss = "A q4_0 KV cache damages this model. Use q8_0."
+    info = msgspec.structs.replace(INFO, loss=loss, notes=(loss, *INFO.notes))
+    app = ScriptedApp(SCENARIOS["hello"], info)
+    outcome = call(app, "hi", *flags)
+    assert outcome.code == 0
+    assert outcome.err.count(loss) == 1
+    assert loss not in call(app, "hi", "-q", *flags).err

@@ -49,6 +49,18 @@ def test_a_model_that_was_used_by_its_path_is_not_recommended_again(
     assert 'ask about it: localchat "@' in call((), "learn", folder).err
 
 
+def test_a_folder_without_a_single_readable_pdf_is_a_failure(call: Call, folder: Path) -> None:
+    """A script that asks about contracts must not go on with the readme alone."""
+    for name in ("a.pdf", "B.PDF"):
+        (folder / name).write_bytes(b"%PDF-1.7 damaged")
+    learned = call((), "learn", folder)
+    assert learned.code == 1
+    assert "none of the 2 PDF files could be read" in learned.err
+    (folder / "c.pdf").write_bytes(pdf("The rent is 900."))
+    learned = call((), "learn", folder)
+    assert (learned.code, "none of the" in learned.err) == (0, False)
+
+
 def test_files_without_text_are_not_learned(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "empty.txt"
     file.touch()
@@ -61,7 +73,7 @@ def test_files_that_cannot_be_read_are_counted_with_the_reason(call: Call, folde
     for number in range(3):
         (folder / f"{number}.pdf").write_bytes(pdf(""))
     learned = call((), "learn", folder)
-    assert learned.code == 0
+    assert learned.code == 1
     assert "3 (has no text" in learned.err
 
 
@@ -154,8 +166,11 @@ def test_an_unknown_name_before_a_question_is_an_error(call: Call, folder: Path)
         2,
         True,
     )
-    refused = call(SCENARIOS["hello"], "@other when?")
-    assert (refused.code, "there are no documents @other" in refused.err) == (2, True)
+    for question in ("@other when?", "@other: when?", "@other, when?", " @other when?"):
+        refused = call(SCENARIOS["hello"], question)
+        assert (refused.code, "there are no documents @other" in refused.err) == (2, True)
+    for text in ("@other.org is what?", "@cache(8)\ndef f(): ...", "@other:\nx", "Ask @other why"):
+        assert call(SCENARIOS["hello"], text).code == 0
     assert call(SCENARIOS["hello"], "--", "@hom when?").code == 0
 
 

@@ -97,6 +97,17 @@ def test_a_model_of_this_machine_answers_every_kind_of_line(
     assert summary["completion_tokens"] >= 3 + 7 + 2 * 13
 
 
+def test_a_model_without_a_chat_template_is_noticed_once(
+    batch: Batch, source: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    script = tmp_path / "base.script"
+    script.write_text(json.dumps({"reply": "one", "template": None}))
+    source("a question", "another question")
+    outcome = batch("-m", script, "--backend", SCRIPTED)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("has no chat template") == 1
+
+
 def test_a_schema_holds_for_its_line_alone(
     batch: Batch, source: Callable[..., list[str]], tmp_path: Path
 ) -> None:

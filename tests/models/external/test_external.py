@@ -276,6 +276,15 @@ def test_the_only_model_whose_name_ends_with_a_word_is_used(
     assert found.notice == f"using {found.name} for {word}"
 
 
+def test_a_misspelled_word_is_told_the_names_of_other_programs(
+    environ: dict[str, str], home: Path
+) -> None:
+    Ollama(home / ".ollama/models").model(f"{LIBRARY}/zephyr/7b", gguf(home / "a.gguf"))
+    with pytest.raises(ModelMissing) as told:
+        locate("zephir:7b", find_paths(environ), "here", environ)
+    assert told.value.hint.count("ollama/zephyr:7b") == 2
+
+
 def test_a_word_that_ends_several_names_lists_them(environ: dict[str, str], home: Path) -> None:
     store = Ollama(home / ".ollama/models")
     store.model(f"{LIBRARY}/tiny/1b", gguf(home / "a.gguf"))

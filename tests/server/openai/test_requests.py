@@ -522,6 +522,17 @@ def test_an_echoed_prompt_comes_with_its_logprobs(stage: Stage, stream: bool) ->
     assert sent["logprobs"]["text_offset"] == [0, 2, 4]
 
 
+def test_the_first_token_of_an_echo_may_be_a_part_of_a_character(stage: Stage) -> None:
+    others = (TokenLogprob(1, "é".encode()[1:], -0.5), TokenLogprob(2, b"a", -0.5))
+    word = stage.plays(
+        "éa", PromptLogprobs(others), Text(0, "e", (others[1],)), Finished(0, "stop")
+    )
+    sent = ask(stage, "/v1/completions", {"prompt": word, "echo": True, "logprobs": 0})
+    logprobs = sent.json["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "a", "a"]
+    assert logprobs["text_offset"] == [0, 0, 1, 2]
+
+
 def test_tokens_are_echoed_as_text(stage: Stage) -> None:
     reply = ask(stage, "/v1/completions", {"prompt": [104, 105], "echo": True})
     assert reply.json["choices"][0]["text"] == "hiHello."
