@@ -32,6 +32,7 @@ from localchat.config.mcp_servers import (
 from localchat.config.remotes import Remote, find_remote, read_remotes
 from localchat.config.settings import REMOVED, Given, check_key, convert
 from localchat.errors import LocalchatError, UsageError, reason
+from localchat.units import size
 
 _SECTIONS = (
     'settings belong under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
@@ -40,6 +41,7 @@ _SECTIONS = (
 )
 
 
+_MAX_BYTES = 1_000_000
 _SECTION_NAMES = ("defaults", "models", "keys", "remotes", "presets", "mcp")
 
 
@@ -179,8 +181,15 @@ def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object])
 
 def _text(path: Path) -> str:
     try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise UsageError(
+                f"the settings file {path} is larger than {size(_MAX_BYTES)}",
+                hint="LOCALCHAT_CONFIG names the file",
+            )
         # Some editors start a file with a byte order mark.
-        return path.read_text(encoding="utf-8-sig")
+        return content.decode("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except UnicodeDecodeError as problem:

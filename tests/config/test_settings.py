@@ -147,6 +147,11 @@ def test_a_file_in_another_encoding_is_told_as_that_and_a_mark_of_utf8_is_none(
     assert read_settings(file).defaults == {"theme": "light", "seed": 7}
 
 
+def test_an_endless_settings_file_is_refused() -> None:
+    with pytest.raises(UsageError, match="/dev/zero is larger than 1"):
+        read_settings(Path("/dev/zero"))
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / "occupied").write_text("")
     with pytest.raises(LocalchatError, match="cannot be"):
