@@ -91,11 +91,11 @@ def test_no_drafts_where_they_are_not_asked_for() -> None:
         assert not any(row.drafts for plan in bench.runner.steps for row in plan.rows)
 
 
-@pytest.mark.parametrize(("target_s", "most"), [(0.25, 15), (0.1, 31)])
-def test_drafts_are_as_long_as_this_kind_of_runner_takes(target_s: float, most: int) -> None:
+@pytest.mark.parametrize("target_s", [0.25, 0.1])
+def test_drafts_have_up_to_31_tokens_on_slow_and_fast_runners(target_s: float) -> None:
     bench = Bench(capabilities(step_target_s=target_s), periodic)
     bench.say(request(ALPHABET * 3, max_tokens=200))
-    assert max(len(row.drafts) for plan in bench.runner.steps for row in plan.rows) == most
+    assert max(len(row.drafts) for plan in bench.runner.steps for row in plan.rows) == 31
 
 
 @pytest.mark.parametrize("kind", KINDS)

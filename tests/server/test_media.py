@@ -176,7 +176,9 @@ def test_joined_messages_keep_the_places_of_their_pictures(stage: Stage) -> None
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages", "/api/chat"])
-@pytest.mark.parametrize("case", sorted(HOSTILE.keys() - {"truncated png"}))
+@pytest.mark.parametrize(
+    "case", sorted(HOSTILE.keys() - {"truncated png", "tiles of the same bytes"})
+)
 def test_hostile_media_are_refused(stage: Stage, path: str, case: str) -> None:
     data, sentence = HOSTILE[case]
     source = {"type": "base64", "media_type": "image/png", "data": b64(data)}
