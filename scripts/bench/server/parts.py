@@ -183,7 +183,9 @@ def model_first_tokens(
     for server in served:
         for tokens, words in prompt_words.items():
             before_s = server.all_cpu_s()
-            cold = alone(server.port, chat(passage(words, number), 2, temperature=0))
+            # With one number, a shorter prompt would be the start of a longer one.
+            text = passage(words, number + tokens)
+            cold = alone(server.port, chat(text, 2, temperature=0))
             cpu_ms = (server.all_cpu_s() - before_s) * 1e3
             name = f"first token of {tokens} tokens"
             figures.setdefault(f"{name}: ms", {})[server.name] = cold.first_s * 1e3

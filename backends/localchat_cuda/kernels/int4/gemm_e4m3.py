@@ -1,4 +1,4 @@
-"""W4A8 gemm of prompts: e4m3 copies of the codes, multiplied by the library at twice the rate of fp16.
+"""W4A8 gemm of prompts: the library multiplies e4m3 copies of the codes and rounded activations.
 
 Code minus zero is a whole number of at most 15, which e4m3 stores exactly, and the library applies a scale to
 each 128 columns of a row: the weight loses nothing. Rows of x are rounded to e4m3 with a scale for each 128
