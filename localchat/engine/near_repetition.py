@@ -75,7 +75,7 @@ class NearLoop(msgspec.Struct, frozen=True):
 
 
 def recount(text: str) -> NearLoop | None:
-    """Find prose or JSON at the end of a text whose repeats differ in one number only.
+    """Find an end of prose or JSON whose repeats differ in one number only.
 
     Objects of a JSON list are records, which people want many of. Counted keys and strings are not.
     """
@@ -212,7 +212,7 @@ def _changing(columns: list[list[str]]) -> int:
 
 
 def _is_counted_json(piece: str, times: int, chars: int) -> bool:
-    """Return True if the piece is a counted key or string of JSON, and there are many of them."""
+    """Return True for many pieces that are counted keys or strings of JSON."""
     twice = piece * 2  # a piece may begin within a key
     if _COUNTED_KEY.search(twice):
         is_long = chars >= _MIN_LONG_KEYS_CHARS

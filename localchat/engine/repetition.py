@@ -27,7 +27,9 @@ _SHIFTING_CHARS: Final = 1024
 _MIN_SHIFTING_RUN: Final = 100
 _LONG_RUN: Final = re.compile(rf"(.)\1{{{_MIN_SHIFTING_RUN - 1},}}", re.DOTALL)
 _MIN_SHIFTING_SHARE: Final = 0.9
-"""Share of the last 1,024 characters in long runs of two or more signs that counts as a loop."""
+"""Share of the last 1,024 characters in long runs that counts as a loop.
+
+The runs have two or more different signs."""
 _MIN_BLANK_CHARS: Final = 400
 """Shortest run of white space or replacement characters that counts."""
 _MIN_NUMBERED_LINES: Final = 10

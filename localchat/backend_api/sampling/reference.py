@@ -179,7 +179,7 @@ class Sampler:
         if best == -math.inf:
             return NOTHING
         key = draw_key(params.seed, params.choice, position)
-        shaped = _has_shape(params, key)
+        shaped = _reshapes(params, key)
         # Skip tokens that noise cannot lift above the best, unless a filter may drop the best itself.
         reach = -math.inf
         if params.typical_p >= 1 and not shaped:
@@ -274,7 +274,7 @@ class Sampler:
         if len(picked) == 1:
             return int(ids[picked[0]])
         key = draw_key(params.seed, params.choice, position)
-        if params.rare and _has_shape(params, key):
+        if params.rare and _reshapes(params, key):
             kept = ids.take(picked)
             return _drawn(kept, z.take(kept), params, key, shaped=True)
         tokens: list[int] = ids.take(picked).tolist()
@@ -441,7 +441,7 @@ class Sampler:
         return ids
 
 
-def _has_shape(params: SamplingParams, key: int) -> bool:
+def _reshapes(params: SamplingParams, key: int) -> bool:
     """Return whether XTC acts in this draw, or the temperature is dynamic."""
     if not params.rare:
         return False
@@ -456,7 +456,7 @@ def _excludes(params: SamplingParams, key: int) -> bool:
 
 
 def _drawn(ids: Ids, values: Row, params: SamplingParams, key: int, shaped: bool) -> int:
-    """Draw from the tokens that the filters before XTC keep. `shaped`: result of `_has_shape`."""
+    """Draw from the tokens that the filters before XTC keep. `shaped`: result of `_reshapes`."""
     temperature = params.temperature
     if shaped:
         if _excludes(params, key):

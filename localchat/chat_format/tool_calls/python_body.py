@@ -137,7 +137,9 @@ class NameFirstBody:
         if isinstance(inner, JsonObject):
             remaining = text[inner.feed(text) :]
             if inner.done:
-                self.state = "done" if inner.closed else "none"
+                self.state = "none"
+                if inner.closed:
+                    self.state = "done"
         else:
             remaining = inner.feed(text)
             if isinstance(inner, XmlBody):
@@ -154,7 +156,9 @@ class NameFirstBody:
         inner = self._arguments
         if isinstance(inner, XmlBody):
             return inner.arguments
-        return inner.text if self._has_arguments else "{}"
+        if self._has_arguments:
+            return inner.text
+        return "{}"
 
     def finish(self) -> None:
         if self.state != "open":

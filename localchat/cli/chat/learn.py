@@ -140,7 +140,9 @@ def _learn(
             f"localchat: none of the {counted(count, f'{kind} file')} could be read, so @{name} lacks them"
         )
     terminal.notify(_question_hint(app, name))
-    return ExitCode.ERROR if summary.unread_kinds else ExitCode.OK
+    if summary.unread_kinds:
+        return ExitCode.ERROR
+    return ExitCode.OK
 
 
 def _nothing_readable(sources: Sequence[str], summary: "Summary") -> UsageError:

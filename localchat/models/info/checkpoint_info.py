@@ -169,7 +169,7 @@ def _bits(model: Checkpoint) -> int:
 
 
 def _layer_kinds(model: Checkpoint) -> list[str]:
-    """Return the kind of each layer, as the config or its pattern of letters names them."""
+    """Return the kind of each layer by its name in the config."""
     text = model.config.get("text_config")
     config = {**model.config, **(text if isinstance(text, Mapping) else {})}
     for field in ("layer_types", "layers_block_type", "hybrid_override_pattern"):

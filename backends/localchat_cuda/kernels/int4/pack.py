@@ -92,8 +92,10 @@ class W4(NamedTuple):
 
     @property
     def copy_type(self) -> type | None:
-        """Type of the unpacked copy; None: there is none."""
-        return None if self.unpacked is None else type(self.unpacked)
+        """Type of the unpacked copy, or None without a copy."""
+        if self.unpacked is None:
+            return None
+        return type(self.unpacked)
 
     @property
     def bytes(self) -> int:
