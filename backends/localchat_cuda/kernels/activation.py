@@ -16,6 +16,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
+    cdiv,
     release,
     require,
     tensor_or,
@@ -141,7 +142,7 @@ def act_and_mul(
         require("up", up, (t, f), _FLOATS, out.device, contiguous=False)
     if t == 0:
         return
-    grid = (t, triton.cdiv(f, _BLOCK))
+    grid = (t, cdiv(f, _BLOCK))
     KernelLaunch(_act_and_mul_kernel, grid, traits(out.device), warps=4, rows=t).run(
         *(parts, tensor_or(up, parts), out, t, tensor_or(up, parts).stride(0)),
         F=f,

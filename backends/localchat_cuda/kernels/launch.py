@@ -8,6 +8,7 @@ kernel writes, `wait`.
 """
 
 import ctypes
+from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -137,9 +138,112 @@ class KernelLaunch(NamedTuple):
             constants["maxnreg"] = registers
         if kernel.arg_names[-2] == "ROOMY":
             constants["ROOMY"] = own_carveout(rows)
-        launched = kernel[grid](*arguments, **constants)
-        if rows:
-            set_carveout(launched, rows)
+        compiled = _launch(kernel, grid, arguments, constants, carved=0 < rows <= CARVEOUT_ROWS)
+        if rows and compiled is not None:
+            set_carveout(compiled, rows)
+
+
+def launch_kernel(
+    kernel: Any,  # noqa: ANN401 (a function of Triton, which has no types)
+    grid: tuple[int, ...],
+    *arguments: object,
+    **constants: object,
+) -> None:
+    """Launch a kernel without PDL on the current stream. `constants`: also Triton's options."""
+    _launch(kernel, grid, arguments, constants)
+
+
+class LoadedKernel(NamedTuple):
+    """A compiled kernel that the GPU has loaded."""
+
+    kernel: Any
+    """Triton's kernel, which owns the function."""
+    run: Callable[..., None]
+    function: int
+    metadata: object
+    constants: tuple[object, ...]
+    """Values of the constants, in the order of the kernel's parameters."""
+
+
+_loaded: dict[Hashable, LoadedKernel] = {}
+"""Kernels by all that Triton compiles variants for."""
+
+
+def _launch(
+    kernel: Any,  # noqa: ANN401
+    grid: tuple[int, ...],
+    arguments: tuple[object, ...],
+    constants: dict[str, object],
+    *,
+    carved: bool = False,
+) -> Any:  # noqa: ANN401
+    """Launch a kernel. Return Triton's compiled kernel if it is the first launch, else None.
+
+    Triton finds a compiled kernel by a text of all arguments and options, which takes much of the host's time
+    for a step without a graph. The key here is cheaper. `carved`: a function with the carve-out of decode
+    kernels."""
+    if interpreted() or _imagined:
+        return kernel[grid](*arguments, **constants)
+    # Constants are the last parameters of all kernels.
+    first = kernel.constexprs[0]
+    values: list[object] = []
+    variant = _variant(arguments[:first], values)
+    if variant is None:
+        return kernel[grid](*arguments, **constants)
+    fixed = arguments[first:]
+    key = (id(kernel), carved, variant, fixed, *constants, *constants.values())
+    loaded = _loaded.get(key)
+    if loaded is None:
+        compiled = kernel[grid](*arguments, **constants)
+        names = kernel.arg_names[len(arguments) :]
+        rest = (*fixed, *map(constants.__getitem__, names))
+        _loaded[key] = LoadedKernel(
+            compiled, compiled.run, compiled.function, compiled.packed_metadata, rest
+        )
+        return compiled
+    active = triton.runtime.driver.active
+    stream = active.get_current_stream(active.get_current_device())
+    x, y, z = (*grid, 1, 1)[:3]
+    _, run, function, metadata, rest = loaded
+    # Neither metadata of this launch nor hooks, which serve Triton's profiler.
+    run(x, y, z, stream, function, metadata, None, None, None, *values, *rest)
+    return None
+
+
+def _variant(arguments: Iterable[Any], values: list[object]) -> tuple[object, ...] | None:
+    """Return what Triton compiles variants of a kernel for, and append what the launcher gets to `values`.
+
+    That are data types, whether addresses are multiples of 16, and whether integers are 1, multiples of 16, or
+    need 64 bits. None for arguments of other kinds."""
+    traits: list[object] = []
+    for argument in arguments:
+        value = argument
+        if isinstance(argument, torch.Tensor):
+            # The launcher takes an address as it is, and asks the driver about a tensor.
+            value = argument.data_ptr()
+            traits.append(argument.dtype if value % 16 == 0 else (argument.dtype, "unaligned"))
+        elif type(argument) is int:
+            traits.append((argument == 1, argument % 16 == 0, abs(argument) <= MAX_INT32))
+        elif isinstance(argument, tuple):
+            items: list[object] = []
+            traits.append(_variant(argument, items))
+            if traits[-1] is None:
+                return None
+            value = tuple(items)
+        elif argument is None or isinstance(argument, bool | float):
+            traits.append(type(argument))
+        elif hasattr(argument, "block_shape"):
+            # Tensor descriptor of Gluon.
+            traits.append((argument.base.dtype, *argument.block_shape, argument.layout))
+        else:
+            return None
+        values.append(value)
+    return tuple(traits)
+
+
+def cdiv(dividend: int, divisor: int) -> int:
+    """Return the quotient, rounded up. Triton's function takes the host several microseconds."""
+    return -(-dividend // divisor)
 
 
 def row_warps(columns: int) -> int:

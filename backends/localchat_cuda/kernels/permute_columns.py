@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.launch import require
+from localchat_cuda.kernels.launch import cdiv, launch_kernel, require
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _ROWS = 8
@@ -45,6 +45,8 @@ def gather(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     require("order", order, (k,), (torch.int32,), x.device)
     out = torch.empty_like(x)
     if t:
-        grid = (triton.cdiv(t, _ROWS), triton.cdiv(k, _BLOCK))
-        _gather_kernel[grid](x, order, out, t, K=k, ROWS=_ROWS, BLOCK=_BLOCK, num_warps=4)
+        grid = (cdiv(t, _ROWS), cdiv(k, _BLOCK))
+        launch_kernel(
+            _gather_kernel, grid, x, order, out, t, K=k, ROWS=_ROWS, BLOCK=_BLOCK, num_warps=4
+        )
     return out

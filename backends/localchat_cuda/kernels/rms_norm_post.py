@@ -37,6 +37,7 @@ from localchat_cuda.kernels.int4.activations import (
 from localchat_cuda.kernels.int4.pack import BLOCK_K
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
+    cdiv,
     release,
     require,
     row_warps,
@@ -261,7 +262,7 @@ def prepare(
     several = rows_per_program(t)
     total = torch.empty(t, h, device=device)
     sums = torch.empty(t, groups, 4, device=device)
-    grid = groups, triton.cdiv(t, several)
+    grid = groups, cdiv(t, several)
     KernelLaunch(_sums_kernel, grid, gpu, warps=1, rows=t).run(
         y, residual, post, total, sums, t, h, splits, several
     )

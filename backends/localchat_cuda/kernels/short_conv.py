@@ -19,7 +19,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net.shapes import FLOATS, Tokens, require_batch
-from localchat_cuda.kernels.launch import require
+from localchat_cuda.kernels.launch import cdiv, launch_kernel, require
 
 _ROWS = 16
 _COLUMNS = 128
@@ -167,14 +167,18 @@ def apply(
     s = require_batch(batch, device)
     if product.shape[2] < 3 * c:
         raise ValueError(f"product: at least {3 * c} columns wanted, {product.shape[2]} given")
-    blocks = triton.cdiv(c, _COLUMNS)
+    blocks = cdiv(c, _COLUMNS)
     parts = product.shape[0]
-    _conv_kernel[(triton.cdiv(t, _ROWS), blocks)](
+    launch_kernel(
+        _conv_kernel,
+        (cdiv(t, _ROWS), blocks),
         *(product, conv, inputs, tokens, out, t, *product.stride()[:2]),
         *(c, taps, parts, _ROWS, _COLUMNS),
         num_warps=4,
     )
-    _store_kernel[(s, blocks)](
+    launch_kernel(
+        _store_kernel,
+        (s, blocks),
         *(product, inputs, batch, *product.stride()[:2], c, taps, parts, _COLUMNS),
         num_warps=4,
     )

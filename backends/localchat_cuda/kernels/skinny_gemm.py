@@ -22,6 +22,7 @@ import triton.language as tl
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
     Traits,
+    cdiv,
     power_of_two,
     release,
     require,
@@ -137,13 +138,13 @@ def gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     if m == 1:
         features = 4
         run = min(512, power_of_two(k))
-        KernelLaunch(_one_row_kernel, (triton.cdiv(n, features),), gpu, warps=4, rows=1).run(
+        KernelLaunch(_one_row_kernel, (cdiv(n, features),), gpu, warps=4, rows=1).run(
             *(x, weight, out), N=n, K=k, BN=features, BK=run
         )
         return
     padded = max(16, power_of_two(m))
     tile = _tile_for(n, k, padded, gpu)
-    KernelLaunch(_rows_kernel, (triton.cdiv(n, tile.features),), gpu, warps=tile.warps).run(
+    KernelLaunch(_rows_kernel, (cdiv(n, tile.features),), gpu, warps=tile.warps).run(
         *(x, weight, out, m),
         N=n,
         K=k,
@@ -166,7 +167,7 @@ class _Tile(NamedTuple):
 
 def _tile_for(n: int, k: int, padded: int, gpu: Traits) -> _Tile:
     """Few features go in programs of 32, else half of an H200 has none: 37 us, not 49, for 3,584 x 18,944."""
-    if gpu.hopper and padded == 16 and triton.cdiv(n, 32) <= gpu.sms and k % 256 == 0:
+    if gpu.hopper and padded == 16 and cdiv(n, 32) <= gpu.sms and k % 256 == 0:
         return _Tile(32, 256, 6, 2)
     stages = 4 if gpu.hopper or padded <= 32 else 3  # what shared memory has room for
     return _Tile(64, 128 if k % 128 == 0 else 64, stages, 4)

@@ -1,5 +1,6 @@
 """What a card decides about launches: measured settings stay on the cards that they were measured on."""
 
+import inspect
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 
 from localchat_cuda import kernels
 from localchat_cuda.kernels import launch
@@ -134,3 +136,105 @@ def test_no_loop_is_unrolled_over_a_field_of_a_tuple() -> None:
         if re.search(r"static_range\([^)]*\w\.[a-z]", line)
     ]
     assert not found
+
+
+class _Compiled:
+    """What Triton returns for a launch, and its launcher."""
+
+    function = 7
+    packed_metadata = ("metadata",)
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[object, ...]] = []
+
+    def run(self, *arguments: object) -> None:
+        self.launches.append(arguments)
+
+
+class _JitKernel:
+    """Counts the launches through Triton. `shape`, N and PDL are constants."""
+
+    arg_names = ("x", "n", "shape", "N", "PDL")
+    constexprs = (2, 3, 4)
+
+    def __init__(self) -> None:
+        self.compiled: list[_Compiled] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., _Compiled]:
+        def launched(*arguments: object, **settings: object) -> _Compiled:
+            self.compiled.append(_Compiled())
+            return self.compiled[-1]
+
+        return launched
+
+
+class _Driver:
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 99
+
+
+@pytest.fixture
+def jit_kernel(monkeypatch: pytest.MonkeyPatch) -> _JitKernel:
+    monkeypatch.setattr(launch, "interpreted", lambda: False)
+    monkeypatch.setattr(launch, "_imagined", [])
+    monkeypatch.setattr(launch, "_loaded", {})
+    monkeypatch.setattr(triton.runtime.driver, "_active", _Driver())
+    return _JitKernel()
+
+
+def test_a_second_launch_goes_to_the_loaded_kernel_with_addresses(jit_kernel: _JitKernel) -> None:
+    x = torch.zeros(64)
+    for _ in range(3):
+        launch.launch_kernel(jit_kernel, (5,), x, 3, (1, 2), N=4, PDL=False, num_warps=2)
+    (compiled,) = jit_kernel.compiled
+    arguments = (5, 1, 1, 99, 7, ("metadata",), None, None, None, x.data_ptr(), 3, (1, 2), 4, False)
+    assert compiled.launches == [arguments, arguments]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x": torch.zeros(64, dtype=torch.float16)},
+        {"x": torch.zeros(65)[1:]},
+        {"n": 1},
+        {"n": 16},
+        {"n": 1 << 40},
+        {"n": None},
+        {"shape": (1, 3)},
+        {"N": 5},
+        {"num_warps": 4},
+    ],
+    ids=str,
+)
+def test_what_triton_compiles_apart_is_launched_apart(
+    jit_kernel: _JitKernel, change: dict[str, object]
+) -> None:
+    common: dict[str, object] = {"x": torch.zeros(64), "n": 3, "shape": (1, 2), "N": 4}
+    for values in (common, {**common, **change}):
+        rest = dict(values)
+        arguments = [rest.pop(name) for name in ("x", "n", "shape")]
+        launch.launch_kernel(jit_kernel, (1,), *arguments, PDL=False, **rest)
+    assert len(jit_kernel.compiled) == 2
+
+
+def test_arguments_of_other_kinds_are_left_to_triton(jit_kernel: _JitKernel) -> None:
+    for _ in range(2):
+        launch.launch_kernel(jit_kernel, (1,), "text", 3, (), N=4, PDL=False)
+    assert len(jit_kernel.compiled) == 2
+
+
+def test_constants_are_the_last_parameters_of_every_kernel() -> None:
+    """A launch takes all arguments from the first constant on as constants."""
+    count = 0
+    for module in walk_packages(kernels.__path__, "localchat_cuda.kernels."):
+        for name, kernel in vars(import_module(module.name)).items():
+            if not name.endswith("_kernel") or not hasattr(kernel, "fn"):
+                continue
+            count += 1
+            parameters = inspect.signature(kernel.fn).parameters.values()
+            constant = ["constexpr" in str(parameter.annotation) for parameter in parameters]
+            assert constant == sorted(constant), name
+    assert count > 50

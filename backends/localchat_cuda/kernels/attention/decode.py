@@ -48,6 +48,7 @@ from localchat_cuda.kernels.launch import (
     CARVEOUT_ROWS,
     KernelLaunch,
     Traits,
+    cdiv,
     own_carveout,
     power_of_two,
     release,
@@ -401,7 +402,7 @@ def attend(
     for name, part in (("peaks", partials.peaks), ("masses", partials.masses)):
         require(f"partials.{name}", part, (splits, t, h), (torch.float32,), q.device)
     rows = min(LATENT_ROWS if tail else 64, max(16, power_of_two(h // j * widest)))
-    blocks = triton.cdiv(h // j * widest, rows)
+    blocks = cdiv(h // j * widest, rows)
     programs = batch.starts.shape[0] * j * blocks
     decoder = traits(q.device)
     coded = exponents is not None
@@ -466,7 +467,7 @@ def merge(
         group = out.group
     check_sinks(sinks, h, device)
     gpu = traits(device)
-    grid = (triton.cdiv(columns, 128), t)
+    grid = (cdiv(columns, 128), t)
     warps = 4
     if splits <= 8:
         warps = 1

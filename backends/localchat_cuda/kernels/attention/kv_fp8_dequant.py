@@ -23,7 +23,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.attention.reference import AttentionBatch
-from localchat_cuda.kernels.launch import require
+from localchat_cuda.kernels.launch import launch_kernel, require
 from localchat_cuda.kernels.rope import Cache, require_pages
 
 
@@ -105,7 +105,9 @@ def dequantize(
         raise ValueError(
             f"k, v: pages of {j} heads and {page_tokens} tokens wanted, {k.shape} given"
         )
-    _dequantize_kernel[(pages, 2 * j)](
+    launch_kernel(
+        _dequantize_kernel,
+        (pages, 2 * j),
         *(Cache.of(k, v, exponents), tables, sources, *plain, tables.shape[1]),
         *(j, page_tokens, d, kv_fp8.decoder_of(device)),
         num_warps=4,

@@ -33,7 +33,7 @@ from localchat_cuda.kernels.attention.reference import (
     check_sinks,
     tail_of,
 )
-from localchat_cuda.kernels.launch import require, tensor_or, traits
+from localchat_cuda.kernels.launch import launch_kernel, require, tensor_or, traits
 from localchat_cuda.kernels.rope import Cache
 
 hopper: ModuleType | None
@@ -316,7 +316,9 @@ def attend(
     heads = (h, k.shape[1], d, page)
     shape = AttentionShape(*heads, *tile, rules.window, rules.soft_cap, codes, tail)
     scale = rules.scale_for(width) * LOG2E.value
-    _prefill_kernel[(tiles.shape[0], h)](
+    launch_kernel(
+        _prefill_kernel,
+        (tiles.shape[0], h),
         *(q, Cache.of(k, v, exponents), out, tiles, batch, tensor_or(rules.sinks, q), scale),
         *(batch.tables.shape[1], shape, config.rows, rules.sinks is not None),
         num_warps=config.warps,

@@ -43,7 +43,7 @@ from localchat_cuda.kernels.gluon_compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from localchat_cuda.kernels.launch import tensor_or, traits
+from localchat_cuda.kernels.launch import launch_kernel, tensor_or, traits
 
 ROWS = 128
 KEYS = 128
@@ -405,7 +405,9 @@ def launch(
     constants = (rules.window, rules.sinks is not None)
     shape = HopperShape(h, k.shape[1], d, PAGE, ROWS // 2, STAGES, *constants)
     scale = rules.scale_for(d) * LOG2E.value
-    _hopper_kernel[(min(items, traits(q.device).sms),)](
+    launch_kernel(
+        _hopper_kernel,
+        (min(items, traits(q.device).sms),),
         *(q, _boxes(k), _boxes(v), out, tensor_or(rules.sinks, out), tiles, batch, scale),
         *(batch.tables.shape[1], k.stride(0) // d, items, shape),
         num_warps=4,

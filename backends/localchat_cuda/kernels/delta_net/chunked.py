@@ -41,7 +41,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
     require_projection,
     require_states,
 )
-from localchat_cuda.kernels.launch import require, tensor_or, traits
+from localchat_cuda.kernels.launch import launch_kernel, require, tensor_or, traits
 
 LEAST_COLUMNS = 32
 """Fewest of a key and of a value. With keys of 16, `_chunk_kernel` reads outside of shared memory on Hopper if
@@ -232,11 +232,23 @@ def apply(
         keys = torch.empty(t, h, k, dtype=x.dtype, device=device)
         values = torch.empty(t, h, v, dtype=x.dtype, device=device)
         sums = torch.empty(t, h, device=device)
-        _chunk_kernel[(part.chunks.shape[0], h)](
-            prepared, part.batch, part.chunks, keys, values, sums, shape, CHUNK, num_warps=4
+        launch_kernel(
+            _chunk_kernel,
+            (part.chunks.shape[0], h),
+            prepared,
+            part.batch,
+            part.chunks,
+            keys,
+            values,
+            sums,
+            shape,
+            CHUNK,
+            num_warps=4,
         )
     major, minor = traits(device).capability
-    _scan_kernel[(s, h, v // shape.BV)](
+    launch_kernel(
+        _scan_kernel,
+        (s, h, v // shape.BV),
         *(prepared, Source.of(qkvz), keys, values, sums, states, part.batch, out),
         *(tensor_or(skip, sums), shape, CHUNK, stages_of(10 * major + minor)),
         num_warps=4,

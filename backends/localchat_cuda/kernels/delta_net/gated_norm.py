@@ -19,6 +19,7 @@ from localchat_cuda.kernels.delta_net.prepare import sigmoid
 from localchat_cuda.kernels.delta_net.shapes import FLOATS
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
+    cdiv,
     power_of_two,
     release,
     require,
@@ -135,9 +136,7 @@ def gate(
     if t * h > _ALONE:
         together = max(1, min(16, _TOGETHER // width))
     warps = min(8, max(1, together * width // 512))
-    KernelLaunch(
-        _gate_kernel, (triton.cdiv(t * h, together),), traits(device), warps=warps, rows=t
-    ).run(
+    KernelLaunch(_gate_kernel, (cdiv(t * h, together),), traits(device), warps=warps, rows=t).run(
         *(x, z, tensor_or(weight, x), out, eps, t * h, z.stride(0), z.stride(1)),
         H=h,
         V=v,

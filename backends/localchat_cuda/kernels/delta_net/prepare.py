@@ -29,7 +29,15 @@ from localchat_cuda.kernels.delta_net.shapes import (
     require_projection,
     require_states,
 )
-from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
+from localchat_cuda.kernels.launch import (
+    KernelLaunch,
+    cdiv,
+    release,
+    require,
+    tensor_or,
+    traits,
+    wait,
+)
 
 _NORM_EPS = 1e-6
 _ALONE = 32
@@ -217,7 +225,7 @@ def prepare(
     present = weights._replace(
         bias=tensor_or(weights.bias, weights.conv), skip=tensor_or(weights.skip, weights.decay)
     )
-    grid = (triton.cdiv(t, together), 2 * shape.G + h + 1)
+    grid = (cdiv(t, together), 2 * shape.G + h + 1)
     warps = 4
     if together == 1:
         warps = 1

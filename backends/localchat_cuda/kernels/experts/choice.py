@@ -40,6 +40,7 @@ from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.pack import W4
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
+    cdiv,
     power_of_two,
     release,
     require,
@@ -411,7 +412,7 @@ def route(x: torch.Tensor, router: Router) -> Choices:
     r = router.weight.shape[0]
     tile = 16 if t <= 64 else 64
     logits = torch.empty(_SPLITS, t, r, device=device)
-    grid = (triton.cdiv(r, tile), triton.cdiv(t, tile), _SPLITS)
+    grid = (cdiv(r, tile), cdiv(t, tile), _SPLITS)
     KernelLaunch(_logits_kernel, grid, traits(device), warps=4).run(
         x, router.weight, logits, t, r, k, tile, _RUN, _SPLITS
     )
@@ -459,9 +460,7 @@ def add_few(
     choices = Choices(ids, weights)
     sums = (y, tensor_or(y_bias, gain), residual, gain)
     results = (x, added, logits, squares, tensor_or(router.bias, logits), choices)
-    KernelLaunch(
-        _few_logits_kernel, (triton.cdiv(r, 16), splits), traits(device), warps=4, rows=t
-    ).run(
+    KernelLaunch(_few_logits_kernel, (cdiv(r, 16), splits), traits(device), warps=4, rows=t).run(
         *(*sums, weight, *results, tensor_or(arrivals, ids), eps, t, _constants(router, splits)),
         KX=columns,
         PARTS=y.shape[0],
@@ -490,7 +489,7 @@ def few_arguments(
 
 def _few_splits(k: int) -> int:
     """Ranges of K: as many as there are runs, a power of two."""
-    return min(_FEW_SPLITS, power_of_two(triton.cdiv(k, _RUN)))
+    return min(_FEW_SPLITS, power_of_two(cdiv(k, _RUN)))
 
 
 def _check(router: Router) -> None:

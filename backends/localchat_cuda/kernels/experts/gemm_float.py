@@ -33,6 +33,7 @@ from localchat_cuda.kernels.experts.blocks import (
 from localchat_cuda.kernels.experts.choice import Choices, FewRows, few_arguments, inverse_rms
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
+    cdiv,
     power_of_two,
     release,
     require,
@@ -218,7 +219,7 @@ def _launch(
     m = 16 if blocks is None else blocks.rows
     tile = tile or tile_for(gated=gated)
     features = n // (1 + (gated and not square))
-    grid = (triton.cdiv(features, tile.features), grid_blocks(choices, blocks))
+    grid = (cdiv(features, tile.features), grid_blocks(choices, blocks))
     squares, eps, splits, width = few
     shape = FloatPairs(
         C=c,

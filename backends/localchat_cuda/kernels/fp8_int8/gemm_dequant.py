@@ -14,7 +14,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.launch import require
+from localchat_cuda.kernels.launch import cdiv, launch_kernel, require
 
 _ROWS = 4
 _COLUMNS = 1024
@@ -60,7 +60,9 @@ def dequantize(weight: W8, out: torch.Tensor, first: int = 0, *, decoder: int) -
     require("out", out, (n, k), floats, weight.codes.device)
     if not 0 <= first <= weight.features_out - n:
         raise ValueError(f"first: {n} features from {first} of {weight.features_out} wanted")
-    _dequantize_kernel[(triton.cdiv(n, _ROWS), triton.cdiv(k, _COLUMNS))](
+    launch_kernel(
+        _dequantize_kernel,
+        (cdiv(n, _ROWS), cdiv(k, _COLUMNS)),
         weight.raw,
         weight.scales,
         out,

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.fp8_int8.gemm_small import FLOATS
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, W8
-from localchat_cuda.kernels.launch import require
+from localchat_cuda.kernels.launch import cdiv, launch_kernel, require
 
 _RUN = 1024
 
@@ -98,7 +98,7 @@ def round_rows(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Te
     if blocks:
         return _round_groups(x, scales), scales
     codes = torch.empty(m, k, dtype=torch.uint8, device=x.device)
-    _rows_kernel[(m,)](x, codes, scales, K=k, RUN=_RUN, num_warps=4)
+    launch_kernel(_rows_kernel, (m,), x, codes, scales, K=k, RUN=_RUN, num_warps=4)
     return codes.view(E4M3), scales
 
 
@@ -118,8 +118,17 @@ def _round_groups(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     m, k = x.shape
     rows, groups = scales.shape
     codes = torch.empty(rows, k, dtype=torch.uint8, device=x.device)
-    _groups_kernel[(rows, triton.cdiv(groups, 8))](
-        x, codes, scales, m, *scales.stride(), K=k, GROUPS=8, num_warps=2
+    launch_kernel(
+        _groups_kernel,
+        (rows, cdiv(groups, 8)),
+        x,
+        codes,
+        scales,
+        m,
+        *scales.stride(),
+        K=k,
+        GROUPS=8,
+        num_warps=2,
     )
     return codes.view(E4M3)
 
@@ -170,7 +179,9 @@ def gemm(x: torch.Tensor, weight: W8) -> torch.Tensor:
             codes, weight.codes.t(), factors, weight.scales[None], out_dtype=torch.bfloat16
         )
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
-    _blocks_kernel[(triton.cdiv(m, 128), triton.cdiv(n, BLOCK))](
+    launch_kernel(
+        _blocks_kernel,
+        (cdiv(m, 128), cdiv(n, BLOCK)),
         codes,
         factors,
         weight.codes,

@@ -29,7 +29,15 @@ import triton.language as tl
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8, dense
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, require, traits, wait
+from localchat_cuda.kernels.launch import (
+    KernelLaunch,
+    cdiv,
+    power_of_two,
+    release,
+    require,
+    traits,
+    wait,
+)
 
 MAX_ROWS = 32
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -233,7 +241,7 @@ def gemm(
     check(x, weight, out, config.splits, max_rows=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
     config.check(n, k)
-    grid = (triton.cdiv(n, 16 * config.blocks), config.splits)
+    grid = (cdiv(n, 16 * config.blocks), config.splits)
     gpu = traits(weight.codes.device)
     KernelLaunch(_small_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
         *(x, weight.raw, weight.scales, out, m),

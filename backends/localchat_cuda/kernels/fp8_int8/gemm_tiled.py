@@ -15,7 +15,7 @@ from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, cdiv, power_of_two, release, traits, wait
 
 MAX_ROWS = 64
 
@@ -91,7 +91,7 @@ def gemm(
     m, (n, k) = x.shape[0], weight.codes.shape
     config.check(n, k)
     pdl = traits(weight.codes.device).pdl
-    grid = (triton.cdiv(n, 16 * config.blocks), config.splits)
+    grid = (cdiv(n, 16 * config.blocks), config.splits)
     KernelLaunch(
         _tiled_kernel, grid, traits(weight.codes.device), config.warps, config.registers
     ).run(

@@ -21,7 +21,7 @@ from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8
 from localchat_cuda.kernels.fp8_int8.tile_config import GemvConfig
 from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.launch import KernelLaunch, release, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, cdiv, release, traits, wait
 
 
 @triton.jit
@@ -123,7 +123,7 @@ def gemv(
         raise ValueError(
             f"config: rows that divide {BLOCK} and a run in {BLOCK}s wanted, {config} given"
         )
-    grid = (triton.cdiv(n, config.rows),)
+    grid = (cdiv(n, config.rows),)
     gpu = traits(weight.codes.device)
     KernelLaunch(_gemv_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
         *(x, weight.raw, weight.scales, out),

@@ -51,7 +51,7 @@ from localchat_cuda.kernels.ggml.tile_ops import (
 from localchat_cuda.kernels.int4.activations import Int8Rows, check_rows
 from localchat_cuda.kernels.int4.row_norm import RowNorm, inverse_rms, norm_arguments
 from localchat_cuda.kernels.int4.tile_config import TileConfig
-from localchat_cuda.kernels.launch import KernelLaunch, release, require, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, cdiv, release, require, traits, wait
 
 MAX_ROWS = 8
 
@@ -528,7 +528,7 @@ def gemm(
     gpu = traits(device)
     few = BlockFewRows(k, rows.factors.shape[1], m if m <= 2 else 4, config, norm is not None)
     tensors = (rows.x, rows.factors, planes(weight), out, squares)
-    grid = (triton.cdiv(n, ROWS * config.blocks), config.splits)
+    grid = (cdiv(n, ROWS * config.blocks), config.splits)
     KernelLaunch(_few_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
         *tensors, eps, m, n, out.shape[2], column, few, form_of(weight, gpu)
     )

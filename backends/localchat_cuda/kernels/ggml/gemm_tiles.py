@@ -35,7 +35,15 @@ from localchat_cuda.kernels.ggml.tile_ops import (
 )
 from localchat_cuda.kernels.int4.gemm_tiled import TiledGemmConfig, landed
 from localchat_cuda.kernels.int4.tile_config import TileConfig
-from localchat_cuda.kernels.launch import KernelLaunch, release, require, traits, wait
+from localchat_cuda.kernels.launch import (
+    KernelLaunch,
+    cdiv,
+    launch_kernel,
+    release,
+    require,
+    traits,
+    wait,
+)
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _DEQUANTIZED_TILES = 4
@@ -315,7 +323,7 @@ def gemm(
     tiles = shape.blocks * shape.warps
     if whole_halves is None:
         whole_halves = gpu.hopper
-    grid = (triton.cdiv(m, config.rows), triton.cdiv(n, ROWS * tiles), shape.splits)
+    grid = (cdiv(m, config.rows), cdiv(n, ROWS * tiles), shape.splits)
     KernelLaunch(_tiles_kernel, grid, gpu, warps=shape.warps).run(
         *(x, planes(weight), out, m, n, out.shape[2], column, k, config, form_of(weight, gpu)),
         whole_halves,
@@ -327,7 +335,9 @@ def dequantize(weight: GgmlTensor, out: torch.Tensor) -> None:
     n = weight.features_out
     k = weight.features_in
     require("out", out, (n, k), FLOATS, weight.low.device)
-    _dequantize_kernel[(triton.cdiv(n, ROWS * _DEQUANTIZED_TILES), -(-k // 128))](
+    launch_kernel(
+        _dequantize_kernel,
+        (cdiv(n, ROWS * _DEQUANTIZED_TILES), -(-k // 128)),
         planes(weight),
         out,
         n,

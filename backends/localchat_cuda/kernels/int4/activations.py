@@ -41,6 +41,7 @@ from localchat_cuda.kernels.int4.gemm_int8 import factors_of, lanes
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
+    cdiv,
     power_of_two,
     release,
     require,
@@ -453,9 +454,7 @@ def prepare(
         raise ValueError("peers: only a norm of all columns without order adds up ranks")
     gpu = traits(device)
     several = rows_per_program(m)
-    KernelLaunch(
-        _prepare_kernel, (k // BLOCK_K, triton.cdiv(m, several)), gpu, warps=1, rows=m
-    ).run(
+    KernelLaunch(_prepare_kernel, (k // BLOCK_K, cdiv(m, several)), gpu, warps=1, rows=m).run(
         *(source, tensor_or(ids, source), tensor_or(residual, source), tensor_or(weight, source)),
         *(tensor_or(squares, source), rows.x, rows.factors, factor, _shift(factor, eps)),
         *(tensor_or(order, source), *_peer_arguments(peers, source), m),

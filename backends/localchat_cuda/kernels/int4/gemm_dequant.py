@@ -24,7 +24,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import require, traits
+from localchat_cuda.kernels.launch import cdiv, launch_kernel, require, traits
 
 
 @triton.jit
@@ -120,7 +120,9 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
         )
     groups = weight.features_in // BLOCK_K
     blocks = 4
-    _dequantize_kernel[(triton.cdiv(groups, blocks), n // ROWS)](
+    launch_kernel(
+        _dequantize_kernel,
+        (cdiv(groups, blocks), n // ROWS),
         weight.codes.view(torch.int16),
         weight.scale_zeros,
         out,

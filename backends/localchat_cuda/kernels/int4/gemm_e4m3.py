@@ -24,7 +24,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     scale_of,
     zero_of,
 )
-from localchat_cuda.kernels.launch import require, traits
+from localchat_cuda.kernels.launch import launch_kernel, require, traits
 
 CAPABILITY = 9
 """First number of the compute capability that multiplies with such scales."""
@@ -72,7 +72,9 @@ def unpack(weight: W4) -> E4M3Copy:
     device = weight.codes.device
     codes = torch.empty(n, k, dtype=torch.uint8, device=device)
     scales = torch.empty(k // BLOCK_K, n, device=device)
-    _unpack_kernel[(k // BLOCK_K, n // ROWS)](
+    launch_kernel(
+        _unpack_kernel,
+        (k // BLOCK_K, n // ROWS),
         weight.codes.view(torch.int16),
         weight.scale_zeros,
         codes,

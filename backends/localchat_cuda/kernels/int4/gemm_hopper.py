@@ -65,7 +65,7 @@ from localchat_cuda.kernels.int4.hopper_tile_ops import (
 )
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.row_norm import RowNorm, norm_arguments
-from localchat_cuda.kernels.launch import require, traits
+from localchat_cuda.kernels.launch import launch_kernel, require, traits
 
 
 class HopperRows(NamedTuple):
@@ -420,7 +420,9 @@ def _launch(
     x_boxes = TensorDescriptor(rows.x, [m, k], [k, 1], [config.rows, 64], layout)
     work = (workspace.sums, workspace.flags) if workspace else (out, out)
     tiles = -(-m // config.rows)
-    _hopper_kernel[(min(items, gpu.sms),)](
+    launch_kernel(
+        _hopper_kernel,
+        (min(items, gpu.sms),),
         *(x_boxes, *_boxes(weight), out, *work, squares, eps),
         *(m, items, tiles, config.splits, many),
         num_warps=4,

@@ -30,7 +30,15 @@ from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.row_norm import RowNorm, inverse_rms, norm_arguments
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM
-from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, require, traits, wait
+from localchat_cuda.kernels.launch import (
+    KernelLaunch,
+    cdiv,
+    power_of_two,
+    release,
+    require,
+    traits,
+    wait,
+)
 
 
 class TiledGemmConfig(NamedTuple):
@@ -407,7 +415,7 @@ def _launch(
     squares, eps = norm_arguments(norm, m, k, out)
     shape.check(n, k, wide=True)
     gpu = traits(device)
-    grid = (triton.cdiv(m, config.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
+    grid = (cdiv(m, config.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
     many = ManyRows(n, k, weight.group, config, norm is not None, fused, gelu, into_group, gpu.asm)
     weights = (weight.codes.view(torch.int16), weight.scale_zeros)
     KernelLaunch(_tiled_kernel, grid, gpu, warps=shape.warps, registers=shape.registers).run(

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.launch import KernelLaunch, release, require, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, cdiv, release, require, traits, wait
 
 _BLOCK = 128
 
@@ -46,6 +46,6 @@ def publish(
     require("targets", targets, (count,), (torch.int64,), device)
     require("table", table, (None,), (torch.int32,), device)
     require("address", address, (1,), (torch.int64,), device)
-    KernelLaunch(_publish_kernel, (triton.cdiv(count, _BLOCK),), traits(device), warps=1).run(
+    KernelLaunch(_publish_kernel, (cdiv(count, _BLOCK),), traits(device), warps=1).run(
         *(results, targets, table, address, count, results.shape[1]), BLOCK=_BLOCK
     )

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.launch import power_of_two, require
+from localchat_cuda.kernels.launch import cdiv, launch_kernel, power_of_two, require
 from localchat_cuda.kernels.sampling.candidates import clean, row_best, store_block
 from localchat_cuda.kernels.sampling.state import (
     BLOCK,
@@ -170,16 +170,22 @@ def adjust(
     require("rare.sums", rare.sums, (count, blocks, _SUMS.value), (torch.float64,), device)
     if known is not None:
         context = known.tokens.shape[1]
-        repeats_kernel[(count, triton.cdiv(context, BLOCK))](
+        launch_kernel(
+            repeats_kernel,
+            (count, cdiv(context, BLOCK)),
             *(known.tokens, known.texts, rare, draws.slots, draws.positions, settings),
             *(context, vocabulary, words, BLOCK),
             num_warps=4,
         )
-    adjust_kernel[(count, blocks)](
+    launch_kernel(
+        adjust_kernel,
+        (count, blocks),
         *(scratch, rare, draws.slots, settings, vocabulary, BLOCK, known is not None),
         num_warps=4,
     )
-    cut_kernel[(count, blocks)](
+    launch_kernel(
+        cut_kernel,
+        (count, blocks),
         *(scratch, rare, draws.slots, settings, vocabulary, blocks, power_of_two(blocks), BLOCK),
         num_warps=4,
     )

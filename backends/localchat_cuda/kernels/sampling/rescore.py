@@ -43,6 +43,7 @@ from localchat.backend_api.sampling.reference import GREEDY_BELOW
 from localchat.backend_api.step import SamplingParams
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
+    cdiv,
     power_of_two,
     release,
     require,
@@ -346,7 +347,7 @@ def rescore(
     require("head", rescoring.head, (n, hidden), (rescoring.states.dtype,), device)
     require("bounds", rescoring.bounds, (n,), (torch.float32,), device)
     require("upper", upper, (count, n), (torch.float32,), device)
-    blocks = triton.cdiv(n, BLOCK)
+    blocks = cdiv(n, BLOCK)
     groups = blocks * (BLOCK // GROUP)
     require("scratch.peaks", scratch.peaks, (count, _FIELDS, groups), (torch.float32,), device)
     require("scratch.floors", scratch.floors, (count, _FIELDS), (torch.float32,), device)
@@ -370,7 +371,7 @@ def rescore(
     KernelLaunch(_floor_kernel, (count,), gpu, warps=8, rows=1).run(
         slots, settings, scratch, groups, power_of_two(groups)
     )
-    KernelLaunch(_rescore_kernel, (triton.cdiv(n, _TOKENS),), gpu, warps=4, rows=1).run(
+    KernelLaunch(_rescore_kernel, (cdiv(n, _TOKENS),), gpu, warps=4, rows=1).run(
         *(logits, rescoring.states, rescoring.head, draws, settings, upper, scratch.floors),
         *(count, m),
         N=n,

@@ -31,6 +31,8 @@ import triton.language as tl
 
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
+    cdiv,
+    launch_kernel,
     power_of_two,
     release,
     require,
@@ -492,7 +494,9 @@ def draw(
         require("known.texts", known.texts, (count,), (torch.int32,), device)
         require("known.counts", known.counts, (count, vocabulary), (torch.int32,), device)
         known.counts.zero_()
-        tally_kernel[(count, triton.cdiv(context, BLOCK))](
+        launch_kernel(
+            tally_kernel,
+            (count, cdiv(context, BLOCK)),
             *(known.tokens, known.texts, known.prompts, known.counts, slots, positions),
             *(context, vocabulary, BLOCK),
         )
