@@ -205,6 +205,8 @@ def load_runner(
         if compiles:
             warm_up(runner)
         runner.compiling = ahead
+        if ahead.finished():
+            runner.prepare_for_bursts()
     return runner
 
 

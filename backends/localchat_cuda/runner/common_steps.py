@@ -21,6 +21,15 @@ from localchat_cuda.runner.input_batch import (
 _HISTORIES = (40, 100, 200, 300, 700, 1500, 3000, 6000, 12_000, 24_000)
 """Lengths of texts. The longest decides into how many ranges attention divides a history."""
 _MIXED_HISTORIES = (100, 300, 1500)
+_COVERING_STEPS = (
+    (64, (0, 1024, 2048)),
+    (8, (0, 512, 1024)),
+    (16, (0,)),
+    (128, (0, 1024, 2048)),
+)
+"""Rows that decode, and numbers of tokens in the step; 0: no prompt chunk."""
+_COVERING_HISTORY = 300
+"""Length of texts in the steps that cover others. Their graphs also run longer and shorter texts."""
 DRAFT_ROWS = 8
 """Row limit of a step with drafts."""
 DRAFT_STEP_TOKENS = 64
@@ -59,6 +68,21 @@ def common_steps(capabilities: Capabilities, scratch: int) -> Iterator[list[Toke
         widths = _draft_widths(parts, tokens)
         if widths and tokens <= DRAFT_STEP_TOKENS and history + max(widths) < room:
             yield [TokenSpan(scratch, history, width) for width in widths]
+
+
+def covering_steps(capabilities: Capabilities, scratch: int) -> Iterator[list[TokenSpan]]:
+    """Yield few steps whose graphs run most steps of a burst, with padding (StepShape.may_cover)."""
+    room = min(capabilities.context_tokens, capabilities.max_step_tokens) - 1
+    history = min(_COVERING_HISTORY, room)
+    for sequences, sizes in _COVERING_STEPS:
+        if sequences > capabilities.max_slots:
+            continue
+        decoding = [TokenSpan(scratch, history, 1)] * sequences
+        for tokens in sizes:
+            if not tokens:
+                yield decoding
+            elif tokens - sequences < room:
+                yield [*decoding, TokenSpan(scratch, 0, tokens - sequences)]
 
 
 def steps_of_drafts(

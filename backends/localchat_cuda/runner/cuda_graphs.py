@@ -33,6 +33,11 @@ MIN_GRAPHS = 16
 
 Fewer graphs would evict each other under normal load, and they are too small to be the cause."""
 
+_COVERED_RUNS = 8
+"""Steps of a shape that may run in graphs of larger shapes.
+
+A launch kernel by kernel and a capture take the host about 70 ms together, and padding costs up to 15 ms."""
+
 Body = Callable[[], tuple[torch.Tensor, ...]]
 """Function that launches kernels and returns their results."""
 _Key = tuple[str, StepShape]
@@ -71,6 +76,8 @@ class CudaGraphs:
         self._captured: OrderedDict[_Key, _CapturedGraph] = OrderedDict()
         """Graphs, with the least recently used first."""
         self._seen: Counter[_Key] = Counter()
+        self._covered: Counter[_Key] = Counter()
+        """Steps that ran in graphs of larger shapes."""
         self._too_large: set[_Key] = set()
         self._pool = torch.cuda.graph_pool_handle() if enabled else None
         self.steady = True
@@ -100,6 +107,20 @@ class CudaGraphs:
     def replays(self, kind: str, shape: StepShape) -> bool:
         """Return True if the next run is a replay, or graphs are disabled."""
         return not self.enabled or (kind, shape) in self._captured
+
+    def covers(self, kind: str, shape: StepShape) -> list[StepShape]:
+        """Return captured shapes that may run a step of this shape, the smallest first.
+
+        There are none for a shape that has a graph, or that occurs again and again and should get one."""
+        key = kind, shape
+        if not self.enabled or key in self._captured or self._covered[key] >= _COVERED_RUNS:
+            return []
+        shapes = [
+            other for known, other in self._captured if known == kind and other.may_cover(shape)
+        ]
+        if shapes:
+            self._covered[key] += 1
+        return sorted(shapes)
 
     def clear(self) -> None:
         """Drop all graphs because a tensor that they read has moved. This frees their memory."""

@@ -51,6 +51,9 @@ MIXED_DECODE_BUCKETS = (0, 8, 32, 64, 128, 256)
 """Rows of decoding sequences in a step with prompt chunks. Every combination needs a graph."""
 MAX_DECODE_WIDTH = 2 * WIDEST
 """Limit of new tokens above which a sequence is a prompt chunk."""
+_MAX_COVER_PADDING = 1024
+"""Tokens of padding that take a GPU less time than a launch kernel by kernel takes the host: 15 and 35 ms for a
+7B model on an H200."""
 TOKEN_MULTIPLE = 16
 """Multiple to which longer steps are padded for the gemms."""
 _USUAL_DEQUANT_PAGES = 64
@@ -84,6 +87,27 @@ class StepShape(NamedTuple):
     """Capacity for FP8 pages that are dequantized for the prompt chunks."""
     one_page: bool = False
     """Each range of a history fits in a page, so decode_fused can run."""
+
+    def has_room(self, decode_tokens: int, prefill_tokens: int) -> bool:
+        """Return True if both parts of a step fit."""
+        return (
+            decode_tokens <= self.decode_tokens
+            and prefill_tokens <= self.tokens - self.decode_tokens
+        )
+
+    def may_cover(self, other: "StepShape") -> bool:
+        """Return True if a graph of this shape may run a step of the other shape, with more padding.
+
+        Whether it fits is known once the step is built."""
+        return (
+            self.widest == other.widest == 1
+            and not self.one_page
+            and bool(self.tiles) == bool(other.tiles)
+            and other.tokens <= self.tokens <= other.tokens + _MAX_COVER_PADDING
+            and self.decode_tokens >= other.decode_tokens
+            and self.prefill_sequences >= other.prefill_sequences
+            and self.dequant_pages == other.dequant_pages
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +158,8 @@ class InputBatch:
     """A CUDA graph may run this step."""
     chunks: tuple[tuple[int, int], ...] | None = None
     """Chunks of the prompt chunks for delta nets, see ChunkedPart; None: no running states."""
+    covered: bool = False
+    """The step has the shape of a larger one, so its time says nothing about its tokens."""
 
     @property
     def all_logits(self) -> bool:
@@ -141,10 +167,16 @@ class InputBatch:
         return self.captured and not self.tiles
 
 
-def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: int) -> InputBatch:
+def build_input_batch(
+    spans: Sequence[TokenSpan],
+    config: BatchConfig,
+    scratch: int,
+    cover: StepShape | None = None,
+) -> InputBatch:
     """Order and pad the spans of a step, which have at least one token each.
 
-    Padding is text of the slot `scratch`, because rows without a sequence would read unwritten memory."""
+    Padding is text of the slot `scratch`, because rows without a sequence would read unwritten memory. `cover`:
+    a shape that may cover the step's own (StepShape.may_cover). The result has it if the step fits."""
     # A state processes the tokens of a span in order, so spans must not be split.
     max_decode_width = WIDEST if config.states else MAX_DECODE_WIDTH
     decode_rows = [row for row, span in enumerate(spans) if span.width <= max_decode_width]
@@ -152,6 +184,11 @@ def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: 
     decode_used = sum(spans[row].width for row in decode_rows)
     prefill_used = sum(spans[row].width for row in prefill_rows)
     decode_tokens, tokens, captured = _padded(decode_used, prefill_used)
+    if cover is not None and not cover.has_room(decode_used, prefill_used):
+        cover = None
+    if cover is not None:
+        decode_tokens = cover.decode_tokens
+        tokens = cover.tokens
     first = [0] * len(spans)
     for rows, token in ((decode_rows, 0), (prefill_rows, decode_tokens)):
         for row in rows:
@@ -176,11 +213,16 @@ def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: 
         decode += _idle(-len(decode) % ALIGNED_WORDS, scratch)
     if captured and prefill:
         # Tiles without work belong to an idle sequence, so at least one is needed.
-        prefill += _idle(_power_of_eight(len(prefill) + 1) - len(prefill), scratch)
+        sequences = _power_of_eight(len(prefill) + 1)
+        if cover is not None:
+            sequences = max(sequences, cover.prefill_sequences)
+        prefill += _idle(sequences - len(prefill), scratch)
         max_tiles = -(-(tokens - decode_tokens) // tile_config.rows) + len(prefill)
         tiles += [(len(prefill) - 1, 0)] * (max_tiles - len(tiles))
     longest = max((span.start + span.width for span in decode), default=0)
     splits = _splits(len(decode), longest, widest, config, coarse=bool(prefill))
+    if cover is not None:
+        splits = cover.splits
     few = widest == 1 and len(decode) <= decode_fused.MOST_SEQUENCES and not prefill
     one_page = few and splits * config.page_tokens >= max(span.start + 1 for span in decode)
     shape = StepShape(
@@ -206,6 +248,7 @@ def build_input_batch(spans: Sequence[TokenSpan], config: BatchConfig, scratch: 
         tuple(dequantized),
         captured,
         chunks,
+        covered=cover is not None,
     )
 
 

@@ -40,7 +40,7 @@ from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 from localchat_cuda.kernels.attention.prefill import best_tile_config
 from localchat_cuda.kernels.launch import interpreted, traits
 from localchat_cuda.plan.memory_plan import logit_rows
-from localchat_cuda.runner.common_steps import common_steps
+from localchat_cuda.runner.common_steps import common_steps, covering_steps
 from localchat_cuda.runner.cuda_errors import describe_device, is_device_fault, is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, CudaGraphs
 from localchat_cuda.runner.device_state import StateTable
@@ -61,6 +61,8 @@ X = TypeVar("X")
 
 DEPTH = 2
 """Steps in flight."""
+_BURST_SLOTS = 32
+"""Slots from which a load prepares for many requests at once."""
 _MAX_MISSING = 32
 """Limit of missing steps that are captured in one idle period."""
 _SLOW_LAUNCH_S = 0.01
@@ -146,6 +148,10 @@ class CudaRunner:
         self._drafter: AttachedDrafter | None = None
         self.sleeps = True
         """The thread that waits for a step sleeps if other steps were queued before it."""
+        self._covering_steps: deque[list[TokenSpan]] = deque()
+        if model.collective is None:
+            self._covering_steps.extend(covering_steps(capabilities, self.table.scratch))
+        """Steps that `warm_up_next` runs before all others."""
         self._common_steps = common_steps(capabilities, self.table.scratch)
         """Steps that `warm_up_next` has not run yet."""
         self._missing: dict[tuple[str, StepShape], list[TokenSpan]] = {}
@@ -169,6 +175,7 @@ class CudaRunner:
 
     def prepare(self, steps: Iterator[list[TokenSpan]]) -> None:
         """Replace the steps of padding that `warm_up_next` runs."""
+        self._covering_steps.clear()
         self._common_steps = steps
 
     def attach(self, drafter: AttachedDrafter) -> None:
@@ -375,7 +382,8 @@ class CudaRunner:
             self.graphs.clear()
             self._sampler.reallocated = False
         self._executor.compute(step, prepared)
-        step.typical = self.graphs.steady or not prepared.batch.captured
+        batch = prepared.batch
+        step.typical = (self.graphs.steady or not batch.captured) and not batch.covered
 
     def _drop(self, step: PendingStep) -> None:
         """Drop the results of a step that ran out of memory. Pages and tables stay as planned."""
@@ -388,6 +396,14 @@ class CudaRunner:
         if self._gpu:
             self.graphs.shrink()
             torch.cuda.empty_cache()
+
+    def prepare_for_bursts(self) -> None:
+        """Capture the covering steps, if the runner has slots for many requests.
+
+        They take about half a second. Without them, each new shape of a burst takes the host 35 ms."""
+        if self.capabilities.max_slots >= _BURST_SLOTS:
+            while (self._covering_steps or self._repeated) and self.warm_up_next():
+                pass
 
     def warm_up_next(self) -> bool:
         """Run one missing or common step of padding; see backend_api.interface.Runner.
@@ -419,6 +435,7 @@ class CudaRunner:
                     self._repeated = spans, kind, runs + 1
                 if step.status != "ok":
                     # Leave the remaining memory to graphs of steps that occur.
+                    self._covering_steps.clear()
                     self._common_steps = iter(())
                     self._max_missing = 0
                     self._missing.clear()
@@ -446,6 +463,8 @@ class CudaRunner:
             repeated = self._repeated
             self._repeated = None
             yield repeated
+        while self._covering_steps:
+            yield self._covering_steps.popleft(), "", 0
         while self._missing:
             kind, shape = next(iter(self._missing))
             yield self._missing.pop((kind, shape)), kind, 0

@@ -45,6 +45,10 @@ from localchat_cuda.runner.step_output import PendingStep, ResultRing, TopLogpro
 
 _GREEDY = SamplingParams(temperature=0.0)
 _PENALISED = SamplingParams(temperature=0.0, presence_penalty=1.0)
+_LAST_STATES_KIND = "last states"
+"""Graphs of steps with prompt chunks, which end at the last states of some tokens."""
+_MAX_COVERS = 2
+"""Graphs of larger shapes to try for a step."""
 _LOGITS_KINDS = ("logits", "approximate logits")
 """Graphs that end at all logits, from the head and from its int8 copy."""
 _PENALISED_KIND = "penalised"
@@ -152,8 +156,7 @@ class StepExecutor:
             plan = plan.unmoved()
         self._template = None
         table = self._table
-        spans = [TokenSpan(row.slot, row.start, row.width) for row in plan.rows]
-        batch = build_input_batch(spans, self._config, table.scratch)
+        batch = self._build_batch(plan)
         slices = write_batch(batch, self._buffer, table.columns, table.scratch, table.padding_index)
         tokens = [batch.first[position.row] + position.offset for position in plan.positions]
         sampled = [n for n, position in enumerate(plan.positions) if position.kind == "sample"]
@@ -185,11 +188,44 @@ class StepExecutor:
         )
         return PreparedStep(batch, slices, logits_indices, samples, rows, "", padded, approximate)
 
+    def _build_batch(self, plan: StepPlan) -> InputBatch:
+        """Return the layout of a step: that of a captured graph if the step's own shape has none.
+
+        A step of one sequence always has its own shape, because its text must not depend on what was captured
+        before. Neighbors change it anyway. Ranks could have different graphs."""
+        scratch = self._table.scratch
+        spans = [TokenSpan(row.slot, row.start, row.width) for row in plan.rows]
+        batch = build_input_batch(spans, self._config, scratch)
+        kind = self._kind_to_cover(plan, batch)
+        if kind:
+            for shape in self.graphs.covers(kind, batch.shape)[:_MAX_COVERS]:
+                covered = build_input_batch(spans, self._config, scratch, shape)
+                if covered.shape == shape:
+                    return covered
+        return batch
+
+    def _kind_to_cover(self, plan: StepPlan, batch: InputBatch) -> str:
+        """Return the kind of a step's graph. Empty: only a graph of its own shape may run it."""
+        count = len(plan.rows)
+        if count == 1 or not batch.captured or self._model.collective is not None:
+            return ""
+        if not batch.all_logits:
+            fits = len(plan.positions) <= batch.shape.decode_tokens + _PROMPT_ENDS
+            return _LAST_STATES_KIND if fits else ""
+        sequences = [self._table.sequences[row.seq] for row in plan.rows]
+        sampled = [n for n, position in enumerate(plan.positions) if position.kind == "sample"]
+        if len(sampled) != count or not self._fits_graph(plan, batch, sampled):
+            return ""
+        approximate = self._likely_tokens_decide(sequences, batch.shape.tokens)
+        return _whole_step_kind(sequences, approximate=approximate)
+
     def _template_of(self, plan: StepPlan, prepared: PreparedStep) -> "_DecodeTemplate | None":
-        """Return the template of a step whose rows a later plan may move. None: it has drafts or logprobs."""
+        """Return the template of a step whose rows a later plan may move.
+
+        None: it has drafts or logprobs, or a shape that it should not keep."""
         shape = prepared.batch.shape
         count = len(plan.rows)
-        if shape.widest != 1 or len(plan.positions) != count:
+        if shape.widest != 1 or len(plan.positions) != count or prepared.batch.covered:
             return None
         samples = prepared.samples[0]
         slices = prepared.slices
@@ -216,7 +252,13 @@ class StepExecutor:
             positions = words[first : first + len(samples.rows)].tolist()
             prepared = prepared._replace(samples=[replace(samples, positions=positions)])
         shape = moved_shape(prepared.batch.shape, template.longest + moved, self._config)
-        return prepared._replace(batch=replace(prepared.batch, shape=shape))
+        batch = replace(prepared.batch, shape=shape)
+        if len(template.rows) > 1 and prepared.batch.shape in self.graphs.covers(
+            prepared.graph_kind, shape
+        ):
+            # The graph of the step before divides the histories into another number of ranges.
+            batch = replace(prepared.batch, covered=True)
+        return prepared._replace(batch=batch)
 
     def prepare_padding(self, spans: Sequence[TokenSpan], kind: str = "") -> PreparedStep:
         """Write a step of padding with these spans; otherwise like `prepare`.
@@ -444,7 +486,7 @@ class StepExecutor:
         """Return True if the step's graph is captured, or no graph can run it."""
         kind = prepared.graph_kind
         if not kind and prepared.padded:
-            kind = "last states"
+            kind = _LAST_STATES_KIND
         elif not kind and prepared.batch.all_logits:
             kind = _LOGITS_KINDS[prepared.approximate]
         return not kind or self.graphs.has(kind, prepared.batch.shape)
@@ -513,7 +555,7 @@ class StepExecutor:
             return (self._graph_states.rows(states.shape[0]).copy_(states),)
 
         if prepared.padded:
-            return self.graphs.run("last states", prepared.batch.shape, last_states)[0]
+            return self.graphs.run(_LAST_STATES_KIND, prepared.batch.shape, last_states)[0]
 
         def all_states() -> tuple[torch.Tensor]:
             states = self._model.hidden_states(inputs(None))

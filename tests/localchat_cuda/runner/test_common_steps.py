@@ -4,7 +4,12 @@ import random
 from dataclasses import replace
 
 from localchat.backend_api.interface import Capabilities
-from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS, common_steps
+from localchat_cuda.runner.common_steps import (
+    DRAFT_ROWS,
+    DRAFT_STEP_TOKENS,
+    common_steps,
+    covering_steps,
+)
 from localchat_cuda.runner.cuda_graphs import GRAPHS
 from localchat_cuda.runner.input_batch import (
     MAX_DECODE_WIDTH,
@@ -25,7 +30,8 @@ CAN = Capabilities(
 
 PREPARED = {
     build_input_batch(spans, CONFIG, CAN.max_slots).shape
-    for spans in common_steps(CAN, CAN.max_slots)
+    for steps in (covering_steps, common_steps)
+    for spans in steps(CAN, CAN.max_slots)
 }
 
 
@@ -76,3 +82,29 @@ def test_a_model_without_drafts_prepares_none() -> None:
     ]
     assert narrow
     assert all(each.widest <= 1 for each in narrow if not each.tiles)
+
+
+def test_a_covered_step_has_the_tokens_of_its_rows_and_the_shape_of_the_graph() -> None:
+    dice = random.Random(7)
+    covered = 0
+    for _ in range(3000):
+        rows = dice.randint(0, 100)
+        spans = [TokenSpan(slot, dice.randint(1, 600), 1) for slot in range(rows)]
+        spans += [
+            TokenSpan(slot, dice.choice((0, 512)), dice.randint(33, 512))
+            for slot in range(rows, rows + dice.randint(not rows, 5))
+        ]
+        own = shape(spans)
+        for cover in PREPARED:
+            if not cover.may_cover(own):
+                continue
+            batch = build_input_batch(spans, CONFIG, CAN.max_slots, cover)
+            if batch.shape != cover:
+                continue
+            covered += 1
+            assert sum(span.width for span in batch.spans) == cover.tokens
+            assert len(batch.spans) == cover.decode_sequences + cover.prefill_sequences
+            for span, token in zip(spans, batch.first, strict=True):
+                index = batch.spans.index(span)
+                assert sum(other.width for other in batch.spans[:index]) == token
+    assert covered > 1000

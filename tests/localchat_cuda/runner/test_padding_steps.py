@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from localchat.backend_api.interface import Enter, SamplingParams, StepPlan, StepRow
+from localchat.backend_api.interface import (
+    LAST,
+    Enter,
+    LogitsPosition,
+    SamplingParams,
+    StepPlan,
+    StepRow,
+)
 from localchat.backend_api.prepared_steps import DecodeRow
 from localchat.engine.request import Grammar
 from localchat_cuda.runner import step_executor
@@ -15,6 +22,7 @@ from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, Body, CudaGraphs
 from localchat_cuda.runner.input_batch import InputBatch, StepShape, TokenSpan, build_input_batch
 from localchat_cuda.runner.kv_pages import ModelInputs
+from localchat_cuda.runner.runner import CudaRunner
 from tests.support import tiny_models
 from tests.support.tiny_engine_core import ON_GPU, TinyLoop, request, tiny_runner
 from tests.support.tiny_models import tokens_of
@@ -58,6 +66,13 @@ class RecordedGraphs(CudaGraphs):
 
     replays = has
 
+    def covers(self, kind: str, shape: StepShape) -> list[StepShape]:
+        if (kind, shape) in self.known:
+            return []
+        return sorted(
+            other for known, other in self.known if known == kind and other.may_cover(shape)
+        )
+
     def run(self, kind: str, shape: StepShape, body: Body) -> tuple[torch.Tensor, ...]:
         self.steady = (kind, shape) in self.known
         if not self.steady:
@@ -87,7 +102,7 @@ def test_a_step_has_drafts_only_where_a_graph_holds_it(
         draft_step_tokens=DRAFT_STEP_TOKENS,
     )  # fmt: skip
     graphs = runner.graphs = runner._executor.graphs = RecordedGraphs()
-    runner._common_steps = iter(())
+    runner.prepare(iter(()))
     launch, eager = runner.launch, []
 
     def launch_and_look(plan: StepPlan) -> None:
@@ -126,7 +141,7 @@ def test_a_step_of_padding_runs_once_at_a_time(folder: Path) -> None:
     """A request that comes meanwhile waits for one run, not for all that a capture needs."""
     runner = tiny_runner(folder)
     graphs = runner.graphs = runner._executor.graphs = RecordedGraphs()
-    runner._common_steps = iter([[TokenSpan(runner.table.scratch, 40, 1)]])
+    runner.prepare(iter([[TokenSpan(runner.table.scratch, 40, 1)]]))
     runs = []
     while runner.warm_up_next():
         runs.append(len(graphs.eager))
@@ -162,3 +177,46 @@ def test_a_step_without_wanted_logits_keeps_a_row(
     runner.launch(StepPlan(1, (row,), enter=(Enter(7, 0, (), 0, SamplingParams()),)))
     assert runner.collect().status == "ok"
     assert kept == [1]
+
+
+@pytest.mark.skipif(ON_GPU, reason="graphs are recorded, not captured")
+@pytest.mark.parametrize("prompts", [(), (40, 70)], ids=["decoding", "with prompts"])
+def test_a_crowd_runs_in_a_larger_graph_and_writes_the_same(
+    folder: Path, prompts: tuple[int, ...]
+) -> None:
+    """Until its own shape has a graph."""
+    texts = []
+    for covered in (False, True):
+        runner = tiny_runner(folder)
+        graphs = runner.graphs = runner._executor.graphs = RecordedGraphs()
+        if covered:
+            scratch = runner.table.scratch
+            spans = [TokenSpan(scratch, 20, 1)] * 16
+            if prompts:
+                spans.append(TokenSpan(scratch, 0, 160))
+            prepared = runner._executor.prepare_padding(spans)
+            kind = prepared.graph_kind or "last states"
+            graphs.known.add((kind, prepared.batch.shape))
+        rows: list[StepRow] = []
+        for slot, length in enumerate((20, 30, 25)):
+            tokens = tokens_of(slot, length)
+            first = StepRow(slot, slot, 0, tokens, (), (slot,))
+            greedy = SamplingParams(temperature=0.0)
+            _run(runner, [first], [Enter(slot, slot, tokens, length + 2, greedy)])
+            rows.append(StepRow(slot, slot, length, LAST))
+        entering = []
+        for slot, width in enumerate(prompts, start=len(rows)):
+            tokens = tokens_of(slot, width)
+            entering.append(Enter(slot, slot, tokens, width + 1, SamplingParams(temperature=0.0)))
+            rows.append(StepRow(slot, slot, 0, tokens, (), (2 * slot, 2 * slot + 1)))
+        graphs.eager.clear()
+        texts.append(_run(runner, rows, entering))
+        assert bool(graphs.eager) is not covered
+    assert texts[0] == texts[1]
+
+
+def _run(runner: CudaRunner, rows: list[StepRow], enter: list[Enter]) -> list[int]:
+    """Run a step that samples a token for each row."""
+    positions = [LogitsPosition(n, row.width - 1, row.seq) for n, row in enumerate(rows)]
+    runner.launch(StepPlan(1, tuple(rows), tuple(positions), enter=tuple(enter)))
+    return [sample.token for sample in runner.collect().samples]
