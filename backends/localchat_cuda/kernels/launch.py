@@ -196,32 +196,35 @@ def _launch(
     if loaded is None:
         compiled = kernel[grid](*arguments, **constants)
         names = kernel.arg_names[len(arguments) :]
-        rest = (*fixed, *map(constants.__getitem__, names))
         _loaded[key] = LoadedKernel(
-            compiled, compiled.run, compiled.function, compiled.packed_metadata, rest
+            compiled,
+            compiled.run,
+            compiled.function,
+            compiled.packed_metadata,
+            (*fixed, *(constants[name] for name in names)),
         )
         return compiled
     active = triton.runtime.driver.active
     stream = active.get_current_stream(active.get_current_device())
     x, y, z = (*grid, 1, 1)[:3]
-    _, run, function, metadata, rest = loaded
+    _, run, function, metadata, final = loaded
     # Neither metadata of this launch nor hooks, which serve Triton's profiler.
-    run(x, y, z, stream, function, metadata, None, None, None, *values, *rest)
+    run(x, y, z, stream, function, metadata, None, None, None, *values, *final)
     return None
 
 
 def _variant(arguments: Iterable[Any], values: list[object]) -> tuple[object, ...] | None:
-    """Return what Triton compiles variants of a kernel for, and append what the launcher gets to `values`.
+    """Return the key of a kernel's variant, and append the launcher's arguments to `values`.
 
-    That are data types, whether addresses are multiples of 16, and whether integers are 1, multiples of 16, or
-    need 64 bits. None for arguments of other kinds."""
+    Triton compiles variants for data types, for addresses in multiples of 16, and for integers that are 1,
+    multiples of 16, or longer than 32 bits. Returns None for arguments of other kinds."""
     traits: list[object] = []
     for argument in arguments:
         value = argument
         if isinstance(argument, torch.Tensor):
             # The launcher takes an address as it is, and asks the driver about a tensor.
             value = argument.data_ptr()
-            traits.append(argument.dtype if value % 16 == 0 else (argument.dtype, "unaligned"))
+            traits.append((argument.dtype, value % 16 == 0))
         elif type(argument) is int:
             traits.append((argument == 1, argument % 16 == 0, abs(argument) <= MAX_INT32))
         elif isinstance(argument, tuple):

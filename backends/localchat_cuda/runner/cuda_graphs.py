@@ -34,7 +34,7 @@ MIN_GRAPHS = 16
 Fewer graphs would evict each other under normal load, and they are too small to be the cause."""
 
 _COVERED_RUNS = 8
-"""Steps of a shape that may run in graphs of larger shapes.
+"""Number of steps of a shape that may run in graphs of larger shapes.
 
 A launch kernel by kernel and a capture take the host about 70 ms together, and padding costs up to 15 ms."""
 
@@ -109,14 +109,16 @@ class CudaGraphs:
         return not self.enabled or (kind, shape) in self._captured
 
     def covers(self, kind: str, shape: StepShape) -> list[StepShape]:
-        """Return captured shapes that may run a step of this shape, the smallest first.
+        """Return the captured shapes that may run a step of this shape, sorted by tokens.
 
-        There are none for a shape that has a graph, or that occurs again and again and should get one."""
+        Returns no shapes if this one has a graph, or occurs so often that it should get one."""
         key = kind, shape
         if not self.enabled or key in self._captured or self._covered[key] >= _COVERED_RUNS:
             return []
         shapes = [
-            other for known, other in self._captured if known == kind and other.may_cover(shape)
+            captured
+            for captured_kind, captured in self._captured
+            if captured_kind == kind and captured.may_cover(shape)
         ]
         if shapes:
             self._covered[key] += 1

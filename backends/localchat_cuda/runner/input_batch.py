@@ -52,8 +52,9 @@ MIXED_DECODE_BUCKETS = (0, 8, 32, 64, 128, 256)
 MAX_DECODE_WIDTH = 2 * WIDEST
 """Limit of new tokens above which a sequence is a prompt chunk."""
 _MAX_COVER_PADDING = 1024
-"""Tokens of padding that take a GPU less time than a launch kernel by kernel takes the host: 15 and 35 ms for a
-7B model on an H200."""
+"""Limit of padding in another step's graph.
+
+So many tokens of a 7B model take an H200 15 ms. To launch a step kernel by kernel takes its host 35 ms."""
 TOKEN_MULTIPLE = 16
 """Multiple to which longer steps are padded for the gemms."""
 _USUAL_DEQUANT_PAGES = 64
@@ -96,9 +97,9 @@ class StepShape(NamedTuple):
         )
 
     def may_cover(self, other: "StepShape") -> bool:
-        """Return True if a graph of this shape may run a step of the other shape, with more padding.
+        """Return True if a graph of this shape may run a step of the other shape.
 
-        Whether it fits is known once the step is built."""
+        Whether the step fits is known once it is built."""
         return (
             self.widest == other.widest == 1
             and not self.one_page
@@ -159,7 +160,7 @@ class InputBatch:
     chunks: tuple[tuple[int, int], ...] | None = None
     """Chunks of the prompt chunks for delta nets, see ChunkedPart; None: no running states."""
     covered: bool = False
-    """The step has the shape of a larger one, so its time says nothing about its tokens."""
+    """The step runs in the graph of a larger one. Its time does not predict that of its tokens."""
 
     @property
     def all_logits(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from localchat_cuda.runner import cuda_graphs
 from localchat_cuda.runner.cuda_graphs import (
+    _COVERED_RUNS,
     MIN_GRAPHS,
     RUNS_BEFORE_CAPTURE,
     CudaGraphs,
@@ -191,3 +192,16 @@ def test_results_of_all_graphs_share_memory_that_grows_to_the_largest() -> None:
     many = buffer.rows(9)
     assert many.shape == (9, 5) and many.data_ptr() != few.data_ptr()
     assert buffer.rows(3).data_ptr() == buffer.rows(16).data_ptr() == many.data_ptr()
+
+
+def test_a_shape_runs_in_larger_graphs_until_it_has_occurred_often(graphs: CudaGraphs) -> None:
+    larger = StepShape(64, 64, 64, 1, 1, 0, 0)
+    with_prompts = StepShape(512, 64, 64, 1, 1, 8, 12)
+    small = StepShape(8, 8, 8, 1, 1, 0, 0)
+    for shape in (larger, with_prompts):
+        for _ in range(RUNS_BEFORE_CAPTURE + 1):
+            graphs.run("sampled", shape, _work([]))
+    assert graphs.covers("penalised", small) == []
+    assert graphs.covers("sampled", larger) == []
+    covered = [graphs.covers("sampled", small) for _ in range(_COVERED_RUNS + 1)]
+    assert covered == [[larger]] * _COVERED_RUNS + [[]]
