@@ -67,8 +67,6 @@ FORMS = {
     "<arg_key:opensource>days</arg_key:opensource>\n<arg_value:opensource>3</arg_value:opensource>\n"
     "</tool_call:opensource>\n<tool_call:opensource>get_time<tool_sep:opensource>\n</tool_call:opensource>\n"
     "</tool_calls:opensource>",
-    "minimax-1": '<tool_calls>\n{"name": "get_weather", "arguments": {"town": "Köln", "days": 3}}\n'
-    '{"name": "get_time", "arguments": {}}\n</tool_calls>',
     "minimax-2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="town">Köln</parameter>\n'
     '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="get_time">\n</invoke>\n'
     "</minimax:tool_call>",
@@ -81,36 +79,19 @@ FORMS = {
     '<｜DSML｜parameter name="town" string="true">Köln</｜DSML｜parameter>\n'
     '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
     '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
-    "kimi-3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
-    '<|open|>argument key="town" type="string"<|sep|>Köln<|close|>argument<|sep|>'
-    '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>'
-    '<|open|>call tool="get_time" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
     "kimi-2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
     '<|tool_call_argument_begin|>{"town": "Köln", "days": 3}<|tool_call_end|><|tool_call_begin|>'
     "functions.get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
-    "solar": "<|tool_calls|><|tool_call:begin|>0<|tool_call:name|>get_weather<|tool_call:args|>"
-    '{"town": "Köln", "days": 3}<|tool_call:end|><|tool_call:begin|>1<|tool_call:name|>get_time'
-    "<|tool_call:args|>{}<|tool_call:end|>",
     "gemma-4": '<|tool_call>call:get_weather{town:<|"|>Köln<|"|>,days:3}<tool_call|>'
     "<|tool_call>call:get_time{}<tool_call|>",
     "command": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", '
     '"parameters": {"town": "Köln", "days": 3}},\n    {"tool_call_id": "1", "tool_name": "get_time", '
     '"parameters": {}}\n]<|END_ACTION|>',
-    "command-plus": 'Action:\n```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": '
-    '{"town": "Köln", "days": 3}\n    },\n    {\n        "tool_name": "get_time",\n        "parameters": {}'
-    "\n    }\n]```",
-    "apertus": '<|tools_prefix|>[{"get_weather": {"town": "Köln", "days": 3}}, {"get_time": {}}]'
-    "<|tools_suffix|>",
     "lfm2": '<|tool_call_start|>[get_weather(town="Köln", days=3), get_time()]<|tool_call_end|>',
     "nemotron": '<TOOLCALL>[{"name": "get_weather", "arguments": {"town": "Köln", "days": 3}}, '
     '{"name": "get_time", "arguments": {}}]</TOOLCALL>',
     "apriel": '<tool_calls>[{"name": "get_weather", "arguments": {"town": "Köln", "days": 3}}, '
     '{"name": "get_time", "arguments": {}}]</tool_calls>',
-    "gigachat-3.1": '<|function_call|>{"name": "get_weather", "arguments": {"town": "Köln", "days": 3}}'
-    '<|function_call|>{"name": "get_time", "arguments": {}}',
-    "gigachat": '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": '
-    '{"town": "Köln", "days": 3}}<|message_sep|>\n\nfunction call<|role_sep|>\n'
-    '{"name": "get_time", "arguments": {}}',
 }
 
 

@@ -193,16 +193,6 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
     _dsml("deepseek-v3.2", "function_calls"),
     _dsml("deepseek-v4", "tool_calls"),
     ToolCallFamily(
-        "kimi-3",
-        signs=("<|open|>", "<|sep|>"),
-        syntax=tagged(
-            family.KIMI, begin="<|open|>tools<|sep|>", between="", end="<|close|>tools<|sep|>"
-        ),
-        opens=("<|open|>tools<|sep|>", family.KIMI.name[0]),
-        closes=("<|close|>tools<|sep|>", "<|close|>message<|sep|>"),
-        inner_tags=("<|open|>", "<|close|>", "<|sep|>"),
-    ),
-    ToolCallFamily(
         "kimi-2",
         signs=("<|tool_call_argument_begin|>",),
         syntax=ToolCallSyntax(
@@ -216,21 +206,6 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
         opens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
         closes=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
         separators=("<|tool_call_argument_begin|>",),
-    ),
-    ToolCallFamily(
-        "solar",
-        signs=("<|tool_call:name|>",),
-        syntax=ToolCallSyntax(
-            head=f"<|tool_call:begin|>{NUMBER}<|tool_call:name|>",
-            middle="<|tool_call:args|>",
-            tail="<|tool_call:end|>",
-            begin="<|tool_calls|>",
-            between="",
-        ),
-        opens=("<|tool_calls|>", "<|tool_call:begin|>"),
-        closes=("<|tool_call:end|>", "<|calls|>"),
-        separators=("<|tool_call:name|>", "<|tool_call:args|>"),
-        name_separators=("<|tool_call:name|>",),
     ),
     ToolCallFamily(
         "gemma-4",
@@ -256,53 +231,9 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
         opens=("<|START_ACTION|>",),
         closes=("<|END_ACTION|>",),
     ),
-    ToolCallFamily(
-        "command-plus",
-        signs=("Action:", "directly-answer"),
-        syntax=ToolCallSyntax(
-            head='{\n        "tool_name": "',
-            middle='",\n        "parameters": ',
-            tail="\n    }",
-            begin="Action:\n```json\n[\n    ",
-            between=",\n    ",
-            end="\n]```",
-        ),
-        opens=("Action:",),
-    ),
-    ToolCallFamily(
-        "apertus",
-        signs=("<|tools_prefix|>",),
-        syntax=ToolCallSyntax(
-            head='{"',
-            middle='": ',
-            tail="}",
-            begin="<|tools_prefix|>[",
-            between=", ",
-            end="]<|tools_suffix|>",
-        ),
-        opens=("<|tools_prefix|>",),
-        closes=("<|tools_suffix|>",),
-    ),
     _lfm("lfm2", "<|tool_list_start|>"),
     _lfm("lfm2.5", "<|tool_call_start|>"),
     _lfm("lfm2.5-bare", "List of tools: ["),
-    ToolCallFamily(
-        "gigachat-3.1",
-        signs=("<|function_call|>",),
-        syntax=ToolCallSyntax("<|function_call|>" + _OBJECT[0], *_OBJECT[1:]),
-        opens=("<|function_call|>", "function call<|role_sep|>"),
-        parallel=False,
-    ),
-    ToolCallFamily(
-        "gigachat",
-        signs=("function call<|role_sep|>",),
-        syntax=ToolCallSyntax(
-            "<|message_sep|>\n\nfunction call<|role_sep|>\n" + _OBJECT[0], *_OBJECT[1:]
-        ),
-        opens=("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>"),
-        inner_tags=("<|message_sep|>", "<|role_sep|>"),
-        parallel=False,
-    ),
     ToolCallFamily(
         "deepseek-r1",
         signs=("<｜tool▁sep｜>", "```json"),
@@ -349,14 +280,6 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
     ),
     _listed("nemotron", "<TOOLCALL>", "<TOOLCALL>", "</TOOLCALL>"),
     _listed("apriel", "<tool_calls>[", "<tool_calls>", "</tool_calls>"),
-    ToolCallFamily(
-        "minimax-1",
-        signs=("<tool_calls>",),
-        syntax=ToolCallSyntax(*_OBJECT, begin="<tool_calls>\n", end="\n</tool_calls>"),
-        opens=("<tool_calls>",),
-        closes=("</tool_calls>",),
-        untagged=True,
-    ),
     HERMES,
     _LLAMA,
     replace(_LLAMA, name="python-tag", signs=("<|python_tag|>",)),
@@ -393,7 +316,7 @@ UNKNOWN = ToolCallFamily(
 """Fallback for templates of no known family: the common tags, and JSON objects without a tag."""
 
 
-UNSURE = ("glm", "minimax-1", "hermes", "unknown")
+UNSURE = ("glm", "hermes", "unknown")
 """Families that share their signs with others. A rendered call identifies them better than the source."""
 
 

@@ -20,22 +20,22 @@ class TagSyntax:
     """Text between these parts in training data."""
     string_attribute: str = ""
     """Attribute after the key that declares a string."""
-    type_attribute: str = ""
-    """Attribute after the key that declares another type, which replaces `{}`."""
+    other_attribute: str = ""
+    """Attribute after the key that declares a value of another type."""
     padded: bool = False
     """Whether a line break at either end of a value is padding."""
     shield: tuple[str, str] = ("", "")
     """Marks around a value that contains tags."""
 
 
-def _invoke(prefix: str, *, string_attribute: str = "", type_attribute: str = "") -> TagSyntax:
+def _invoke(prefix: str, *, string_attribute: str = "", other_attribute: str = "") -> TagSyntax:
     return TagSyntax(
         name=(f'<{prefix}invoke name="', '">'),
         key=(f'<{prefix}parameter name="', '">'),
         value=("", f"</{prefix}parameter>"),
         end=f"</{prefix}invoke>",
         string_attribute=string_attribute,
-        type_attribute=type_attribute,
+        other_attribute=other_attribute,
     )
 
 
@@ -61,17 +61,8 @@ MINICPM = TagSyntax(
     shield=("<![CDATA[", "]]>"),
 )
 INVOKE = _invoke("")
-DSML = _invoke("｜DSML｜", string_attribute=' string="true"', type_attribute=' string="false"')
+DSML = _invoke("｜DSML｜", string_attribute=' string="true"', other_attribute=' string="false"')
 ATEM = _invoke("atem:")
-KIMI = TagSyntax(
-    name=('<|open|>call tool="', f'" index="{NUMBER}"<|sep|>'),
-    key=('<|open|>argument key="', '"<|sep|>'),
-    value=("", "<|close|>argument<|sep|>"),
-    end="<|close|>call<|sep|>",
-    gap="",
-    string_attribute=' type="string"',
-    type_attribute=' type="{}"',
-)
 GLM = TagSyntax(
     name=("", ""),
     key=("<arg_key>", "</arg_key>"),
@@ -88,7 +79,7 @@ HUNYUAN = TagSyntax(
     end="</tool_call:opensource>",
 )
 
-TAG_FIRST: tuple[TagSyntax, ...] = (QWEN, MINICPM, INVOKE, DSML, ATEM, KIMI)
+TAG_FIRST: tuple[TagSyntax, ...] = (QWEN, MINICPM, INVOKE, DSML, ATEM)
 """Syntaxes that start with a tag of their own."""
 
 NAME_FIRST: tuple[TagSyntax, ...] = (GLM, HUNYUAN)
@@ -133,8 +124,6 @@ class ToolCallFamily:
     """Tags after a call or a list of calls."""
     separators: tuple[str, ...] = ()
     """Tags between a name and its arguments."""
-    name_separators: tuple[str, ...] = ()
-    """Separators that precede the name."""
     inner_tags: tuple[str, ...] = ()
     """Tags inside arguments."""
     untagged: bool = False

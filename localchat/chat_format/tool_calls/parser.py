@@ -203,7 +203,6 @@ class CallParser:
         return NameFirstBody(
             self._schemas,
             family.separators,
-            name_separators=family.name_separators,
             closes=family.closes,
             untagged=self._untagged,
         )

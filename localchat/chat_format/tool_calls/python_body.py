@@ -36,7 +36,6 @@ class NameFirstBody:
         schemas: Mapping[str, Mapping[str, Any]],
         separators: Sequence[str],
         *,
-        name_separators: Sequence[str] = (),
         closes: Sequence[str] = (),
         untagged: bool = False,
     ) -> None:
@@ -48,7 +47,6 @@ class NameFirstBody:
         self.name = ""
         self._schemas = schemas
         self._separators = separators
-        self._name_separators = name_separators
         self._untagged = untagged
         self._marks = ("{", "(", *closes, *(syntax.key[0] for syntax in NAME_FIRST))
         self._header = ""
@@ -187,8 +185,6 @@ class NameFirstBody:
     def _name_in_header(self) -> str:
         """Return the name in the text before the arguments, or an empty string."""
         header = _FENCE.sub("", self._header)
-        for tag in self._name_separators:
-            header = header.rpartition(tag)[2]
         for tag in self._separators:
             header = header.replace(tag, "\0")
         fields = [field.strip() for field in header.split("\0") if field.strip()]

@@ -6,7 +6,6 @@ beside the key.
 
 import ast
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -17,8 +16,8 @@ from localchat.chat_format.tool_calls.json_body import JsonObject, State
 _MAX_NAME = 256
 _MAX_PYTHON = 2_000
 _PYTHON = {"True": True, "False": False, "None": None}
-_DECLARES_TEXT = re.compile(r'\bstring="true"|\btype="string"')
-_DECLARES_OTHER = re.compile(r'\bstring="false"|\btype="(?!string")')
+_DECLARES_TEXT = 'string="true"'
+_DECLARES_OTHER = 'string="false"'
 
 
 class XmlBody:
@@ -171,9 +170,9 @@ class XmlBody:
         separator = ", " if self._count else "{"
         self._out.append(f"{separator}{json.dumps(self._key, ensure_ascii=False)}: ")
         self._count += 1
-        if _DECLARES_TEXT.search(attributes):
+        if _DECLARES_TEXT in attributes:
             self._streams = True
-        elif _DECLARES_OTHER.search(attributes):
+        elif _DECLARES_OTHER in attributes:
             self._streams = False
         else:
             self._streams = self._is_string()

@@ -14,7 +14,6 @@ from localchat.core.structured_output.lark import TagTerms, json_rule, literal
 _QUOTE = '<|"|>'
 _GEMMA_KEY = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
 _NUMBERS = ("integer", "number")
-_KINDS = ("object", "array", "boolean", *_NUMBERS)
 
 Schema = Mapping[str, Any]
 
@@ -86,7 +85,7 @@ def _tagged(rule: str, tags: TagSyntax, schema: Schema, markup: TagTerms) -> lis
         choices = _choices(value)
         is_text = _kind(value) == "string" or bool(choices)
         terms.append(argument if required else f"{argument}?")
-        begin = markup.terms(tags.key[0] + key + _key_end(tags, value, is_text) + tags.value[0])
+        begin = markup.terms(tags.key[0] + key + _key_end(tags, is_text) + tags.value[0])
         end = tags.value[1] + tags.gap
         if is_text and not choices:
             lines += [
@@ -99,17 +98,12 @@ def _tagged(rule: str, tags: TagSyntax, schema: Schema, markup: TagTerms) -> lis
     return [f"{rule}: {' '.join(terms) or literal('')}", *lines]
 
 
-def _key_end(tags: TagSyntax, value: Schema, is_text: bool) -> str:
-    """Return the end of a key's tag, with the attribute that names the value's type."""
-    written = tags.string_attribute if is_text else tags.type_attribute
-    if not written:
-        return tags.key[1]
-    kind = _kind(value)
-    if kind in _NUMBERS:
-        kind = "number"
-    elif kind not in _KINDS:
-        kind = "object"
-    return tags.key[1][0] + written.format(kind) + tags.key[1][1:]
+def _key_end(tags: TagSyntax, is_text: bool) -> str:
+    """Return the end of a key's tag, with the attribute that declares a string or another value."""
+    attribute = tags.other_attribute
+    if is_text:
+        attribute = tags.string_attribute
+    return tags.key[1][0] + attribute + tags.key[1][1:]
 
 
 def _separated(rule: str, arguments: Sequence[ArgumentRule], between: str) -> list[str]:
