@@ -1,6 +1,6 @@
 """Entry point of the CUDA backend. Importing it imports neither torch nor triton."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from localchat.backend_api.interface import Availability, BuildInfo, Device, OpenModel, Remedy
@@ -8,7 +8,7 @@ from localchat.fit.hardware import Machine, read_gpus, read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed import Estimate, PastRun
+from localchat.fit.speed import Estimate
 from localchat.model_files.checkpoint import ModelSummary
 from localchat_cuda import environment
 from localchat_cuda.plan import preflight
@@ -46,15 +46,9 @@ class CudaBackend:
         """Plan the memory of a load on the GPU that computes. Raises UsageError, ModelInvalid."""
         return preflight.plan_for(model, options, machine)
 
-    def expected_rate(
-        self,
-        model: ModelSummary,
-        plan: MemoryPlan,
-        threads: int,
-        past: Sequence[PastRun] = (),
-    ) -> Estimate | None:
+    def expected_rate(self, model: ModelSummary, plan: MemoryPlan, threads: int) -> Estimate | None:
         """Estimated from the GPU's bandwidth, without a probe; None if the driver does not report it."""
-        return preflight.expected_rate(model, plan, read_machine(), past)
+        return preflight.expected_rate(model, plan, read_machine())
 
     def build_info(self) -> BuildInfo:
         """Return versions and devices, without importing torch or triton."""

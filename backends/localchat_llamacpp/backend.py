@@ -1,6 +1,6 @@
 """The llama.cpp backend. Importing this module loads no library and no numpy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from localchat.backend_api.interface import (
@@ -16,7 +16,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed import Estimate, PastRun
+from localchat.fit.speed import Estimate
 from localchat.model_files.architecture import DIFFUSION, ENCODERS, RANK
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat_llamacpp.build_advice import (
@@ -139,16 +139,14 @@ class LlamaCppBackend:
             runs_heads=runs_heads(),
         )
 
-    def expected_rate(
-        self, model: ModelSummary, plan: MemoryPlan, threads: int, past: Sequence[PastRun] = ()
-    ) -> Estimate | None:
-        """Predict the rate from the bandwidths of RAM and GPUs, corrected by past runs."""
+    def expected_rate(self, model: ModelSummary, plan: MemoryPlan, threads: int) -> Estimate | None:
+        """Predict the rate from the bandwidths of RAM and GPUs."""
         from localchat.fit.hardware import read_machine
         from localchat_llamacpp.plan.speed import expected_rate
 
         if isinstance(model, Checkpoint) or model.pooling or not self.available().ok:
             return None
-        return expected_rate(model, plan, read_machine(), threads, past)
+        return expected_rate(model, plan, read_machine(), threads)
 
     def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
         """Check the header, then read the vocabulary. Raises ModelMissing, ModelInvalid.

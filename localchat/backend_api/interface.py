@@ -45,7 +45,7 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed import Estimate, PastRun
+from localchat.fit.speed import Estimate
 from localchat.model_files.checkpoint import ModelSummary
 
 __all__ = [
@@ -564,18 +564,12 @@ class Backend(Protocol):
         """
         ...
 
-    def expected_rate(
-        self,
-        model: ModelSummary,
-        plan: MemoryPlan,
-        threads: int,
-        past: Sequence[PastRun] = (),
-    ) -> Estimate | None:
+    def expected_rate(self, model: ModelSummary, plan: MemoryPlan, threads: int) -> Estimate | None:
         """Predict the tok/s of one request with a short context on an idle machine.
 
-        The estimate is a range. threads: 0 for every physical core. past: runs of other models with as many
-        threads and all layers where this plan has them, which correct the estimate. Takes less than a second.
-        None if the backend cannot tell."""
+        The estimate is a range. threads: 0 for every physical core. Takes less than a second. None if the
+        backend cannot tell.
+        """
         ...
 
     def build_info(self) -> BuildInfo:
@@ -612,13 +606,7 @@ class MinimalBackend:
     def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
         raise LocalchatError("this backend can plan a load only after the model is open")
 
-    def expected_rate(
-        self,
-        model: ModelSummary,
-        plan: MemoryPlan,
-        threads: int,
-        past: Sequence[PastRun] = (),
-    ) -> Estimate | None:
+    def expected_rate(self, model: ModelSummary, plan: MemoryPlan, threads: int) -> Estimate | None:
         return None
 
     def build_info(self) -> BuildInfo:

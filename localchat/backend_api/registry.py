@@ -17,7 +17,6 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind, chosen_because, kind_name, runner_name
-from localchat.fit.speed import PastRun, SpeedHistory
 from localchat.model_files.architecture import ModelShape
 from localchat.model_files.checkpoint import ModelSummary, read_summary
 from localchat.model_files.projector import NO_PROJECTOR, find_projector
@@ -141,14 +140,12 @@ def choose_for_load(
     options: LoadOptions,
     machine: Machine,
     requested: str | None = None,
-    history: SpeedHistory | None = None,
 ) -> BackendChoice:
     """Choose a backend for these options on this machine. See choose_for_model.
 
     A backend that holds the whole model on a GPU replaces one that would compute on the CPU, because many
     builds of llama.cpp cannot use a GPU. If both hold it there, a clearly faster one replaces the usual one,
-    except for a single answer, because llama.cpp loads in half the time. `history`: past runs on this machine,
-    which correct the estimates. Raises UsageError, LocalchatError.
+    except for a single answer, because llama.cpp loads in half the time. Raises UsageError, LocalchatError.
     """
     choice = choose_for_model(model, kind, requested)
     if requested or not choice.others or not machine.gpus or not _may_change(options):
@@ -168,8 +165,8 @@ def choose_for_load(
             because = ""
         else:
             threads = options.threads or machine.cores
-            rate = _rate(choice.backend, plan, model, threads, history)
-            other_rate = _rate(backend, other, model, threads, history)
+            rate = _rate(choice.backend, plan, model, threads)
+            other_rate = _rate(backend, other, model, threads)
             because = _is_slower(choice.backend, rate, other_rate)
         if because:
             if _sees(model, options):
@@ -202,18 +199,9 @@ def _is_slower(usual: Backend, rate: float, other_rate: float) -> str:
     return f"{name} is expected to generate {rate:.0f} tok/s here, not {other_rate:.0f}"
 
 
-def _rate(
-    backend: Backend,
-    plan: MemoryPlan,
-    model: ModelSummary,
-    threads: int,
-    history: SpeedHistory | None,
-) -> float:
+def _rate(backend: Backend, plan: MemoryPlan, model: ModelSummary, threads: int) -> float:
     """Return the expected tok/s with all layers on the GPU. 0: unknown, or not supported by any run."""
-    past: Sequence[PastRun] = ()
-    if history is not None:
-        past = history.past(backend=backend.name, threads=threads, whole_gpu=True)
-    estimate = backend.expected_rate(model, plan, threads, past)
+    estimate = backend.expected_rate(model, plan, threads)
     if estimate is None or estimate.untried:
         return 0.0
     return estimate.tokens_per_s
@@ -261,14 +249,11 @@ def usable_machine() -> Machine:
 
 
 def require_for_file(
-    path: Path,
-    requested: str | None = None,
-    options: LoadOptions | None = None,
-    history: SpeedHistory | None = None,
+    path: Path, requested: str | None = None, options: LoadOptions | None = None
 ) -> BackendChoice:
     """Choose a backend that can run a file here with these options. See choose_for_file.
 
-    `history`: see choose_for_load. Raises UsageError, ModelInvalid, LocalchatError.
+    Raises UsageError, ModelInvalid, LocalchatError.
     """
     try:
         choice = choose_for_file(path, requested)
@@ -281,7 +266,7 @@ def require_for_file(
     if choice.availability.ok:
         if requested or options is None:
             return choice
-        return _for_load(path, choice, options, history)
+        return _for_load(path, choice, options)
     if requested:
         raise LocalchatError(
             f"{choice.backend.name} cannot run here: {choice.availability.reason}",
@@ -292,9 +277,7 @@ def require_for_file(
     raise ModelInvalid(f"no backend can run {path.name} here: {'; '.join(reasons)}")
 
 
-def _for_load(
-    path: Path, choice: BackendChoice, options: LoadOptions, history: SpeedHistory | None
-) -> BackendChoice:
+def _for_load(path: Path, choice: BackendChoice, options: LoadOptions) -> BackendChoice:
     """Call choose_for_load for a file, if several backends can run it. Finding GPUs takes time."""
     others = (
         backend for backend in find_backends().values() if backend.name != choice.backend.name
@@ -307,7 +290,7 @@ def _for_load(
         # The backend's `open` explains what is wrong with the file.
         return choice
     kind: Kind = "safetensors" if path.is_dir() else "gguf"
-    return choose_for_load(model, kind, options, usable_machine(), history=history)
+    return choose_for_load(model, kind, options, usable_machine())
 
 
 def _named(backends: Mapping[str, Backend], kind: Kind, requested: str) -> BackendChoice:

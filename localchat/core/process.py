@@ -48,7 +48,6 @@ from localchat.engine.local import protocol
 from localchat.errors import FAULT_STATUS, DeviceFault, EngineClosed, LocalchatError, UsageError
 from localchat.fit.hardware import read_cores
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed import SpeedHistory
 from localchat.kv_store.store import KVStore
 
 _INPUT_THREADS = 2
@@ -468,10 +467,7 @@ def open_model(
     """Read header and vocabulary, and plan the memory. Raises ModelMissing, ModelInvalid, DoesNotFit."""
     path = Path(os.fsdecode(spec.model))
     sender.send(protocol.Entered("open"))
-    history = None
-    if spec.state_dir:
-        history = SpeedHistory(Path(os.fsdecode(spec.state_dir)))
-    choice = require_for_file(path, spec.backend, spec.load, history)
+    choice = require_for_file(path, spec.backend, spec.load)
     build = choice.backend.build_key()
     model = choice.backend.open(path, sender.notify)
     plan = model.plan(spec.load)

@@ -9,7 +9,6 @@ The oldest entries go first. Updates take a lock, so that no process loses anoth
 
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -23,16 +22,12 @@ from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError
 from localchat.fit.contention import BUSY_SHARE, CpuWatch
 from localchat.fit.hardware import read_cpu_name
-from localchat.model_files.checkpoint import ModelSummary, read_summary
+from localchat.model_files.checkpoint import read_summary
 from localchat.state_file import StateFile
 
 PACES_FILE: Final = "paces.json"
 MAX_RUNS: Final = 64
 _MAX_RATES: Final = 10
-_MAX_PAST_RUNS: Final = 4
-"""Runs of other models that correct a prediction. Reading each header takes 30 ms."""
-_MIN_PAST_BYTES: Final = 64_000_000
-"""The processor caches smaller models, so their rates say nothing about memory."""
 _LOCK_TIMEOUT_S: Final = 10.0
 _PROBE_BYTES: Final = 256 << 20
 """Larger than the last-level cache of any usual processor."""
@@ -68,18 +63,6 @@ class Spread(NamedTuple):
         return Estimate(tokens_per_s, tokens_per_s * self.low, tokens_per_s * self.high, untried)
 
 
-AFTER_RUNS: Final = Spread(0.65, 1.5)
-"""Range of a prediction that runs of other models corrected. Measured errors were -29 to +46 %."""
-
-
-class PastRun(NamedTuple):
-    """A model that ran here, its KV type and its tokens per second."""
-
-    model: ModelSummary
-    tokens_per_s: float
-    kv_type: str = "f16"
-
-
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Rates of a file that ran with one set of options."""
 
@@ -105,8 +88,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def basis(self) -> str:
         """How and when the rate was measured: `measured here on 2026-11-28, the best of 4 runs`."""
-        best = "" if len(self.rates) == 1 else f", the best of {len(self.rates)} runs"
-        return f"measured here on {self.at[:10]}{best}"
+        basis = f"measured here on {self.at[:10]}"
+        if len(self.rates) > 1:
+            basis += f", the best of {len(self.rates)} runs"
+        return basis
 
     def is_same_way(self, other: "Run") -> bool:
         """Return True if both are the same file run in the same way."""
@@ -170,34 +155,6 @@ class SpeedHistory:
             ):
                 return run
         return None
-
-    def past(self, *, backend: str, threads: int, whole_gpu: bool) -> tuple[PastRun, ...]:
-        """Return the last models that ran with this backend and thread count.
-
-        Skips models whose files have changed. whole_gpu: all layers on the GPU, otherwise all on the CPU.
-        """
-        models: list[PastRun] = []
-        for run in reversed(self.runs()):
-            matches = (run.backend, run.threads) == (backend, threads)
-            is_mixed = run.safe_mode or run.experts_on_cpu
-            if not matches or bool(run.gpu_layers) is not whole_gpu or is_mixed:
-                continue
-            if run.file_bytes < _MIN_PAST_BYTES:
-                continue
-            models.extend(_past_runs(run))
-            if len(models) == _MAX_PAST_RUNS:
-                break
-        return tuple(models)
-
-
-def _past_runs(run: Run) -> Iterator[PastRun]:
-    """Yield the run if its file is still there, unchanged."""
-    try:
-        model = read_summary(Path(run.path))
-    except LocalchatError:
-        return
-    if model.file_bytes == run.file_bytes:
-        yield PastRun(model, run.tokens_per_s, run.kv_type)
 
 
 def _file_bytes(path: Path) -> int:

@@ -14,9 +14,9 @@ from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import USUAL_LENGTH, Kind, kind_name, placed, runner_name
-from localchat.fit.speed import PastRun, Run, SpeedHistory, is_bandwidth_disturbed
+from localchat.fit.speed import SpeedHistory, is_bandwidth_disturbed
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
-from localchat.units import counted, rate
+from localchat.units import rate
 
 
 class ExpectedSpeed(NamedTuple):
@@ -135,9 +135,7 @@ def assess(
     Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for impossible options,
     LocalchatError where no backend reads such files.
     """
-    chosen = choose_for_load(
-        subject.model, subject.kind, options, machine, subject.backend, history
-    )
+    chosen = choose_for_load(subject.model, subject.kind, options, machine, subject.backend)
     backend = chosen.backend
     if subject.kind not in backend.kinds:
         raise ModelInvalid(
@@ -145,11 +143,10 @@ def assess(
             hint="leave --backend out, and the right one is chosen",
         )
     if objection := backend.objection(subject.model):
-        instead = "take a GGUF of it: llama.cpp knows more architectures"
-        raise ModelInvalid(
-            f"{subject.name} cannot be run: {objection}",
-            hint=instead if subject.kind == "safetensors" else "",
-        )
+        hint = ""
+        if subject.kind == "safetensors":
+            hint = "take a GGUF of it: llama.cpp knows more architectures"
+        raise ModelInvalid(f"{subject.name} cannot be run: {objection}", hint=hint)
     plan = backend.plan(subject.model, options, machine)
     available = backend.available()
     if not available.ok and not plan.missing:
@@ -209,39 +206,26 @@ def _expected_speed(
     """Return the speed of earlier runs, else the backend's prediction. None if there is neither."""
     if not plan.fits:
         return None
-    past: tuple[PastRun, ...] = ()
-    if history is not None:
-        if run := _measured_run(subject, backend, plan, threads, history):
+    if history is not None and subject.path is not None:
+        run = history.measured(
+            subject.path,
+            backend=backend.name,
+            threads=threads,
+            gpu_layers=plan.gpu_layers,
+            kv_type=plan.kv_type,
+            experts_on_cpu=plan.experts_on_cpu,
+        )
+        if run is not None:
             return ExpectedSpeed(run.tokens_per_s, run.basis)
-        whole_gpu = plan.gpu_layers >= plan.layers > 0
-        if whole_gpu or not plan.gpu_layers:
-            past = history.past(backend=backend.name, threads=threads, whole_gpu=whole_gpu)
-    estimate = backend.expected_rate(subject.model, plan, threads, past)
+    estimate = backend.expected_rate(subject.model, plan, threads)
     if estimate is None:
         return None
     memory = "the memory"
     if plan.gpu_layers:
         memory = "the GPU's"
     basis = f"estimated from {memory} bandwidth"
-    if past:
-        basis += f" and {counted(len(past), 'earlier run')}"
-    elif plan.gpu_layers < plan.layers and is_bandwidth_disturbed(threads):
+    if plan.gpu_layers < plan.layers and is_bandwidth_disturbed(threads):
         basis = "estimated from the usual memory bandwidth, because other programs use the CPU now"
     if estimate.untried:
         basis += f"; no run of {runner_name(backend.name)} on such a GPU is known"
     return ExpectedSpeed(estimate.tokens_per_s, basis, estimate.low, estimate.high)
-
-
-def _measured_run(
-    subject: Subject, backend: Backend, plan: MemoryPlan, threads: int, history: SpeedHistory
-) -> Run | None:
-    if subject.path is None:
-        return None
-    return history.measured(
-        subject.path,
-        backend=backend.name,
-        threads=threads,
-        gpu_layers=plan.gpu_layers,
-        kv_type=plan.kv_type,
-        experts_on_cpu=plan.experts_on_cpu,
-    )

@@ -1,13 +1,11 @@
 """Chooses the models of the catalogue that suit this machine: quick, balanced and best answers.
 
 `run`, `fit`, the first run, the model screen and the guide all show its result, so they name the same models
-in the same quantizations. The choice needs no network. It follows the hardware, unless earlier runs were far
-slower or faster.
+in the same quantizations. The choice needs no network and follows the hardware.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from localchat.backend_api.registry import usable_machine
@@ -64,8 +62,6 @@ _UNIFIED_BYTES_PER_S: Final = 60e9
 """Rate at which a GPU that shares the RAM reads weights."""
 _GPU_SHARE: Final = 0.9
 """Share of a GPU's bandwidth that decoding reaches."""
-_FAR_OFF: Final = 2.5
-"""A measurement replaces the usual speed if it differs by this factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +108,7 @@ def recommended_models(paths: Paths, machine: Machine | None = None) -> tuple[Re
     catalog = read_catalog(paths)
     candidates = list(_candidates(catalog, machine))
     candidates.sort(key=lambda candidate: candidate.strength)
-    chosen = _chosen(candidates, _reading_speed(candidates, machine, paths))
+    chosen = _chosen(candidates, _reading_speed(candidates, machine))
     history = SpeedHistory(paths.state_dir)
     recommendations = []
     for role, candidate in chosen:
@@ -295,34 +291,12 @@ def _is_split(plan: MemoryPlan, machine: Machine) -> bool:
     return bool(machine.gpus or machine.unified_memory) and split
 
 
-def _reading_speed(candidates: list[_FittingModel], machine: Machine, paths: Paths) -> float | None:
+def _reading_speed(candidates: list[_FittingModel], machine: Machine) -> float | None:
     """Return the bytes of weights read per second. None if a GPU does not report its bandwidth."""
     if not candidates:
         return None
     middle = candidates[len(candidates) // 2]
-    usual = usual_reading_speed(machine, on_gpu=middle.report.plan.gpu_layers > 0)
-    if usual is None or middle.report.plan.gpu_layers:
-        return usual
-    past = SpeedHistory(paths.state_dir).past(
-        backend=middle.report.backend, threads=machine.cores, whole_gpu=False
-    )
-    measured_rates = [
-        run.tokens_per_s * run.model.token_bytes
-        for run in past
-        if isinstance(run.model, ModelShape)
-    ]
-    if not measured_rates:
-        return usual
-    measured = median(measured_rates)
-    is_usual = usual / _FAR_OFF <= measured <= usual * _FAR_OFF
-    if is_usual:
-        return usual
-    return measured
-
-
-def usual_reading_speed(machine: Machine, *, on_gpu: bool) -> float | None:
-    """Return the bytes of weights that such hardware reads per second. None for an unknown GPU."""
-    if not on_gpu:
+    if not middle.report.plan.gpu_layers:
         return DECODE_SHARE * ram_bandwidth(max(machine.cores, 1))
     if machine.unified_memory:
         return _UNIFIED_BYTES_PER_S

@@ -1,12 +1,11 @@
 """Backends are found by entry point, and a broken one does not hide the others."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from localchat.backend_api.interface import Availability, Backend, MinimalBackend, OpenModel
@@ -18,13 +17,12 @@ from localchat.backend_api.registry import (
     require_for_file,
 )
 from localchat.errors import LocalchatError, ModelInvalid, UsageError
-from localchat.fit import speed
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed import Estimate, PastRun, Run, SpeedHistory, Spread
-from localchat.model_files.checkpoint import Checkpoint, ModelSummary, read_summary
+from localchat.fit.speed import Estimate, Spread
+from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from tests.support.gguf_files import Size, llama
 from tests.support.memory_plans import PLAN
 
@@ -88,10 +86,8 @@ class Fake(MinimalBackend):
             raise UsageError("no such options here")
         return replace(PLAN, backend=self.name, layers=29, **self._plan)
 
-    def expected_rate(
-        self, model: ModelSummary, plan: MemoryPlan, threads: int, past: Sequence[PastRun] = (),
-    ) -> Estimate | None:  # fmt: skip
-        return EXACT.around(past[0].tokens_per_s) if past else self._rate
+    def expected_rate(self, model: ModelSummary, plan: MemoryPlan, threads: int) -> Estimate | None:
+        return self._rate
 
     def available(self) -> Availability:
         return self._availability
@@ -263,23 +259,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = tmp_path / "m.gguf"
     found.write_bytes(llama(Size(layers=1)).encode())
     return found
-
-
-def test_past_runs_decide_over_what_is_expected(
-    install: Callable[..., None], path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(Fake("llamacpp", rate=SLOW, **WHOLE), Fake("cuda", rate=GUESS, **WHOLE))
-    monkeypatch.setattr(speed, "_MIN_PAST_BYTES", 0)
-    history = SpeedHistory(tmp_path)
-    run = Run(
-        path=str(path), file_bytes=read_summary(path).file_bytes, quantization="", backend="cuda",
-        threads=GPU.cores, gpu_layers=29, kv_type="f16", safe_mode=False, rates=(240.0,), at="",
-    )  # fmt: skip
-    assert require_for_file(path, None, LoadOptions(), history).backend.name == "llamacpp"
-    history.record(run)
-    assert require_for_file(path, None, LoadOptions(), history).backend.name == "cuda"
-    history.record(msgspec.structs.replace(run, backend="llamacpp"))
-    assert require_for_file(path, None, LoadOptions(), history).backend.name == "llamacpp"
 
 
 def test_the_engine_chooses_for_a_file_and_its_options_as_front_ends_do(

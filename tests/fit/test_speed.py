@@ -16,7 +16,6 @@ from localchat.fit.speed import (
     is_bandwidth_disturbed,
     ram_bandwidth,
 )
-from localchat.model_files.checkpoint import read_summary
 from localchat.models import speed_recorder
 from localchat.models.speed_recorder import measured_run, record_speed
 from tests.support.cli_program import DONE, INFO
@@ -50,27 +49,6 @@ def test_the_best_of_the_last_runs_of_a_file_is_its_speed(tmp_path: Path) -> Non
     assert len(paces.runs()) == 1
     write_model(model, size=Size(layers=3))
     assert measured(paces, model) is None
-
-
-def test_other_models_that_ran_are_told_newest_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speed, "_MIN_PAST_BYTES", 0)
-    paces = SpeedHistory(tmp_path / "state")
-    for number in range(3):
-        path = write_model(tmp_path / f"{number}.gguf")
-        paces.record(run(path, 10.0 + number, file_bytes=path.stat().st_size))
-    (tmp_path / "1.gguf").unlink()
-    paces.record(run("gone.gguf", 99.0))
-    paces.record(run(tmp_path / "0.gguf", 99.0, threads=4))
-    paces.record(run(tmp_path / "0.gguf", 99.0, safe_mode=True))
-    past = paces.past(backend="llamacpp", threads=2, whole_gpu=False)
-    assert [one.tokens_per_s for one in past] == [12.0, 10.0]
-    assert past[0].model == read_summary(tmp_path / "2.gguf")
-    assert paces.past(backend="llamacpp", threads=2, whole_gpu=True) == ()
-    # A model that the processor caches says nothing about the speed of memory.
-    monkeypatch.setattr(speed, "_MIN_PAST_BYTES", 1 << 30)
-    assert paces.past(backend="llamacpp", threads=2, whole_gpu=False) == ()
 
 
 def test_the_file_stays_small_and_what_cannot_be_read_counts_as_empty(tmp_path: Path) -> None:

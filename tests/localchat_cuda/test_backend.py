@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import ANY
@@ -17,9 +16,7 @@ from localchat.backend_api.registry import find_backends, require_for_file
 from localchat.errors import DoesNotFit, LocalchatError, ModelMissing
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
-from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed import PastRun
-from localchat.model_files.checkpoint import Checkpoint, read_checkpoint
+from localchat.model_files.checkpoint import read_checkpoint
 from localchat_cuda.backend import CudaBackend, ReferenceBackend
 from localchat_cuda.checkpoint_model import CheckpointModel
 from localchat_cuda.config.reader import read_config
@@ -157,28 +154,6 @@ def test_a_config_without_a_type_has_that_of_the_weights(kind: str, tmp_path: Pa
     assert found.kv_type == {"float16": "f16"}.get(kind, "bf16")
 
 
-def rate_of(
-    model: Checkpoint, plan: MemoryPlan, machine: Machine, past: Sequence[PastRun]
-) -> float:
-    found = expected_rate(model, plan, machine, past)
-    assert found is not None
-    return found.tokens_per_s
-
-
-def test_a_past_run_of_an_fp32_checkpoint_counts_loaded_bytes(tmp_path: Path) -> None:
-    card = replace(HOPPER, bytes_per_s=10**12)
-    machine = Machine("cpu", frozenset(), 1, 1 << 34, 1 << 33, gpus=(card,))
-    model = read_checkpoint(write_speaking(tmp_path))
-    assert model.quantization == "F32"
-    plan = plan_for(model, LoadOptions(max_slots=2), machine)
-    past = [PastRun(model, 123.0, plan.kv_type)]
-    assert rate_of(model, plan, machine, past) == pytest.approx(123.0, rel=0.01)
-    twice = replace(
-        plan, weights_bytes=5 * plan.weights_bytes, unpacked_bytes=4 * plan.weights_bytes
-    )
-    assert rate_of(model, twice, machine, past) == pytest.approx(123.0, rel=0.01)
-
-
 def test_a_gpu_of_a_kind_that_nothing_was_measured_on_is_untried(tmp_path: Path) -> None:
     model = read_checkpoint(write_speaking(tmp_path))
     for capability, untried in (((9, 0), False), ((8, 9), True), ((12, 0), True)):
@@ -188,9 +163,6 @@ def test_a_gpu_of_a_kind_that_nothing_was_measured_on_is_untried(tmp_path: Path)
         found = expected_rate(model, plan, machine)
         assert found is not None
         assert found.untried == untried
-        again = expected_rate(model, plan, machine, [PastRun(model, 123.0, plan.kv_type)])
-        assert again is not None
-        assert not again.untried
 
 
 def test_weights_that_lie_there_in_a_second_form_are_left_alone(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed import Estimate, PastRun
+from localchat.fit.speed import Estimate
 from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.open_gguf import read_header
 from localchat_llamacpp.plan.speed import expected_rate
-from tests.support.gguf_files import F16, Q8_0, Size, Tensor, gemma3, llama, qwen2
+from tests.support.gguf_files import F16, Q8_0, Size, Tensor, llama, qwen2
 from tests.support.memory_plans import PLAN
 from tests.support.ram_bandwidth import put_bandwidth
 from tests.support.synthetic_gguf import SyntheticModel, write
@@ -32,9 +32,9 @@ def read_shape(path: Path) -> ModelShape:
 
 
 def estimate_of(
-    shape: ModelShape, plan: MemoryPlan = ON_CPU, machine: Machine = MACHINE, *past: PastRun
+    shape: ModelShape, plan: MemoryPlan = ON_CPU, machine: Machine = MACHINE
 ) -> Estimate:
-    estimate = expected_rate(shape, plan, machine, 2, past)
+    estimate = expected_rate(shape, plan, machine, 2)
     assert estimate is not None
     return estimate
 
@@ -80,16 +80,6 @@ def test_a_token_reads_its_weights_and_passes_its_layers(tmp_path: Path) -> None
     assert estimate.low < estimate.tokens_per_s < estimate.high
 
 
-def test_past_runs_correct_the_prediction_and_narrow_its_range(tmp_path: Path) -> None:
-    small = read_shape(llama(Size(layers=1)).sparse(tmp_path / "small.gguf"))
-    large = read_shape(gemma3(Size(layers=8, code=Q8_0)).sparse(tmp_path / "large.gguf"))
-    before = estimate_of(large)
-    run = PastRun(small, estimate_of(small).tokens_per_s / 2)
-    after = estimate_of(large, ON_CPU, MACHINE, run)
-    assert after.tokens_per_s == pytest.approx(before.tokens_per_s / 2)
-    assert after.high / after.low < before.high / before.low
-
-
 def test_layers_on_cards_are_priced_by_their_bandwidth(tmp_path: Path) -> None:
     shape = read_shape(llama(Size(layers=7)).sparse(tmp_path / "m.gguf"))
     machine = replace(MACHINE, gpus=(CARD,))
@@ -100,8 +90,6 @@ def test_layers_on_cards_are_priced_by_their_bandwidth(tmp_path: Path) -> None:
     cpu = estimate_of(shape).tokens_per_s
     split = estimate_of(shape, half, machine).tokens_per_s
     assert 1 / split == pytest.approx(0.5 / whole + 0.5 / cpu)
-    run = PastRun(shape, whole / 2)
-    assert estimate_of(shape, all_layers, machine, run).tokens_per_s == pytest.approx(whole / 2)
 
 
 def test_a_card_of_unknown_bandwidth_gives_no_prediction(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Checks and plans a checkpoint before it is loaded, for `fit` and `pull`. Imports no torch."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Final
 
 from msgspec import structs
@@ -12,7 +10,7 @@ from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
-from localchat.fit.speed import AFTER_RUNS, Estimate, PastRun, Spread
+from localchat.fit.speed import Estimate, Spread
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.config.gguf import config_of, loaded_header, tokenizer_kind
@@ -21,12 +19,12 @@ from localchat_cuda.config.reader import parse_config
 from localchat_cuda.environment import choose_gpu
 from localchat_cuda.plan.draft_plan import read_draft
 from localchat_cuda.plan.rank_plan import RankLoad, usable_gpus
-from localchat_cuda.plan.weight_sizes import head_bounds_bytes, token_bytes, weights_bytes
+from localchat_cuda.plan.weight_sizes import head_bounds_bytes, token_bytes
 
 KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
 _BANDWIDTH_SHARE: Final = 0.6
 """Share of the GPU's bandwidth that decoding one sequence reaches, before the first run."""
-_BEFORE_RUNS: Final = Spread(0.5, 1.6)
+_RATE_RANGE: Final = Spread(0.5, 1.6)
 """Measured shares of the bandwidth lie between 0.3 and 0.92."""
 _MEASURED: Final = ((9, 0),)
 """Compute capabilities on which this share was measured, except for GGUF files in bf16."""
@@ -97,29 +95,24 @@ def _gpu(machine: Machine) -> Gpu:
     return _NO_GPU
 
 
-def expected_rate(
-    model: ModelSummary, plan: MemoryPlan, machine: Machine, past: Sequence[PastRun] = ()
-) -> Estimate | None:
+def expected_rate(model: ModelSummary, plan: MemoryPlan, machine: Machine) -> Estimate | None:
     """Predict the tokens per second of one request.
 
-    Each token reads all weights, but only the chosen experts, at a share of the GPU's bandwidth that past runs
-    measured. None if the driver does not report the bandwidth.
+    Each token reads all weights, but only the chosen experts, at a share of the GPU's bandwidth. None if the
+    driver does not report the bandwidth.
     """
     gpu = _gpu(machine)
     if not gpu.bytes_per_s or not plan.weights_bytes:
         return None
-    shares = [run.tokens_per_s * _bytes_per_token(run.model) / gpu.bytes_per_s for run in past]
-    share = median(shares) if shares else _BANDWIDTH_SHARE
     config, _ = runtime_config(_parsed(model)[0], gpu=True)
     read_bytes = plan.weights_bytes - plan.unpacked_bytes
     if plan.head_bounds:
         read_bytes -= head_bounds_bytes(config)
     in_bf16 = config.dtype == "bfloat16" and not isinstance(model, Checkpoint)
-    untried = not shares and (gpu.compute_capability not in _MEASURED or in_bf16)
     # The time of sums across GPUs has not been measured.
-    untried = untried or plan.gpus > 1
-    spread = AFTER_RUNS if shares else _BEFORE_RUNS
-    return spread.around(share * gpu.bytes_per_s / token_bytes(config, read_bytes), untried=untried)
+    untried = gpu.compute_capability not in _MEASURED or in_bf16 or plan.gpus > 1
+    tokens_per_s = _BANDWIDTH_SHARE * gpu.bytes_per_s / token_bytes(config, read_bytes)
+    return _RATE_RANGE.around(tokens_per_s, untried=untried)
 
 
 def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, ...]]:
@@ -144,12 +137,3 @@ def _check_layers(model: Checkpoint, config: ModelConfig) -> None:
                 raise ModelInvalid(
                     f"{why}.", hint="Take another quantization of the model, or a GGUF."
                 )
-
-
-def _bytes_per_token(model: ModelSummary) -> int:
-    """Return the bytes of weights on the GPU that each token reads."""
-    if objection(model):
-        return model.weights_bytes
-    config, headers = _parsed(model)
-    config, _ = runtime_config(config, gpu=True)
-    return token_bytes(config, weights_bytes(config, headers))

@@ -1,12 +1,10 @@
 """Predicts decode speed from memory bandwidths and the bytes that a token reads."""
 
-from collections.abc import Sequence
-from statistics import median
 from typing import Final, NamedTuple
 
 from localchat.fit.hardware import Machine
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.speed import AFTER_RUNS, DECODE_SHARE, Estimate, PastRun, Spread, ram_bandwidth
+from localchat.fit.speed import DECODE_SHARE, Estimate, Spread, ram_bandwidth
 from localchat.model_files.architecture import ModelShape
 
 _GPU_SHARE: Final = 0.9
@@ -35,16 +33,12 @@ class _TokenCost(NamedTuple):
 
 
 def expected_rate(
-    shape: ModelShape,
-    plan: MemoryPlan,
-    machine: Machine,
-    threads: int,
-    past: Sequence[PastRun] = (),
+    shape: ModelShape, plan: MemoryPlan, machine: Machine, threads: int
 ) -> Estimate | None:
     """Predict the tokens per second of one short request on a quiet machine.
 
-    past: models that ran on the same processors, whose rates correct the prediction. Measuring the bandwidth
-    of the RAM takes 0.2 s, once. None if a driver does not report the bandwidth of its GPU.
+    Measuring the bandwidth of the RAM takes 0.2 s, once. None if a driver does not report the bandwidth of its
+    GPU.
     """
     cost = _token_cost(shape, plan)
     gpu_bytes_per_s = min((gpu.bytes_per_s for gpu in machine.gpus), default=0)
@@ -54,16 +48,6 @@ def expected_rate(
     if cost.ram_bytes:
         ram_bytes_per_s = ram_bandwidth(threads or machine.cores)
     seconds = _step_s(cost, ram_bytes_per_s, gpu_bytes_per_s)
-    if corrections := [
-        1
-        / (
-            run.tokens_per_s
-            * _step_s(_token_cost(run.model, plan), ram_bytes_per_s, gpu_bytes_per_s)
-        )
-        for run in past
-        if isinstance(run.model, ModelShape) and run.model.token_bytes
-    ]:
-        return AFTER_RUNS.around(1 / (seconds * median(corrections)))
     spread = _ON_CPU if cost.ram_bytes else _ON_GPU
     return spread.around(1 / seconds)
 

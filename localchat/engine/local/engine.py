@@ -170,7 +170,6 @@ class LocalEngine(FrameQueries):
                     load=options.load,
                     speculation=options.speculation,
                     safe_builds=self._crash_record.known(),
-                    state_dir=os.fsencode(options.state_dir or ""),
                     sampling=options.sampling,
                     kv_folder=os.fsencode(options.kv_folder or ""),
                     kv_folder_bytes=options.kv_folder_bytes,

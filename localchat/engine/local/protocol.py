@@ -44,8 +44,6 @@ class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     speculation: bool = True
     safe_builds: tuple[str, ...] = ()
     """Builds that crashed on this machine (Backend.build_key)."""
-    state_dir: bytes = b""
-    """Folder with the speeds of past runs as bytes, empty for none."""
     sampling: dict[str, float] = {}
     kv_folder: bytes = b""
     """Folder for the KV of conversations as bytes, empty for none."""

@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import psutil
 import pytest
 
-from localchat.core.process import open_model
 from localchat.engine.events import Accepted, Done, Event, Finished, Loading, Prefill, Text
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.local.process import child_environment
@@ -33,8 +31,6 @@ from localchat.errors import (
     ModelMissing,
     UsageError,
 )
-from localchat.fit.load_options import LoadOptions
-from localchat.fit.speed import Run, SpeedHistory
 from tests.support.scripted_backend import FAULT
 
 LIVELY_S = 90.0
@@ -216,31 +212,6 @@ def test_a_request_that_comes_as_a_death_is_reported_is_one_of_the_next_child(
         assert asked.wait(LIVELY_S)
         asker.join(LIVELY_S)
     assert text_of(events) == "still here"
-
-
-def test_past_speeds_reach_the_choice_of_a_backend(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = Mock()
-    found: list[Run] = []
-    monkeypatch.setattr("localchat.engine.local.engine.ChildProcess", lambda *_: child)
-    engine = LocalEngine(EngineOptions(tmp_path / "m.gguf", state_dir=tmp_path), notify=print)
-    engine._running_child()
-    engine.close()
-    run = Run(
-        path="m.gguf", file_bytes=1, quantization="", backend="cuda", threads=1, gpu_layers=1,
-        kv_type="f16", safe_mode=False, rates=(1.0,), at="",
-    )  # fmt: skip
-    SpeedHistory(tmp_path).record(run)
-
-    def choose(path: Path, asked: str | None, load: LoadOptions, history: SpeedHistory) -> None:
-        found.extend(history.runs())
-        raise ModelMissing("this is all")
-
-    monkeypatch.setattr("localchat.core.process.require_for_file", choose)
-    with pytest.raises(ModelMissing):
-        open_model(child.send.call_args_list[0].args[0], Mock(), Mock(), Mock())
-    assert found == [run]
 
 
 @pytest.mark.parametrize("where", ["load", "warmup"])
