@@ -29,8 +29,6 @@ from localchat.history.search_query import segmented
 from localchat.media.binary_kind import binary_kind
 from localchat.sanitize import sanitize_line
 
-Fetch = Callable[[str], tuple[str, bytes]]
-"""Returns the name and bytes of the document at a URL. Raises LocalchatError."""
 _VERSION: Final = 1
 _DOCUMENT_KINDS: Final = {".pdf": "PDF", ".docx": "DOCX"}
 """Kinds of files, by suffix, that are learned for their text and may be unreadable."""
@@ -213,18 +211,15 @@ class Collection:
     def learn(
         self,
         sources: Sequence[str] = (),
-        *,
-        fetch: Fetch | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Changes:
-        """Add sources, which are absolute paths or URLs, and read all changes.
+        """Add sources, which are absolute paths, and read all changes.
 
-        fetch: None leaves URLs unchanged. The text of a missing source stays. Raises FileMissing for a missing
-        new source.
+        The text of a missing source stays. Raises FileMissing for a missing new source.
         """
         with self._errors():
             for source in sources:
-                if not is_url(source) and not Path(source).exists():
+                if not Path(source).exists():
                     raise FileMissing(f"there is no file or folder {source}")
             stored = {
                 (row[1], row[2]): row
@@ -237,11 +232,9 @@ class Collection:
             changed = [
                 file for file in files if not _is_same(file, stored.get((file.source, file.path)))
             ]
-            urls = [source for source in places if is_url(source) and fetch is not None]
             removed = [row for key, row in stored.items() if key not in current_keys]
             is_new_source = bool(set(places) - set(self._sources()))
-            has_changes = changed or urls or removed or is_new_source
-            if not has_changes:
+            if not (changed or removed or is_new_source):
                 return Changes(0, len(files), 0)
             with self._transaction():
                 for source in sources:
@@ -249,11 +242,6 @@ class Collection:
                 for row in removed:
                     self._remove(row[0])
                 read = self._read_files(changed, stored, progress)
-                for source in urls:
-                    assert fetch is not None
-                    read += self._store(
-                        _SourceFile(source, "", 0, 0), *fetch(source), stored.get((source, ""))
-                    )
             return Changes(read, len(files) - len(changed), len(removed))
 
     def _read_files(
@@ -279,8 +267,8 @@ class Collection:
         keys: set[tuple[str, str]] = set()
         for source in places:
             root = Path(source)
-            # A missing source may be on a disk that is not mounted.
-            if is_url(source) or not root.exists():
+            # A missing source may be on a disk that is not mounted, or a URL of an earlier version.
+            if not root.exists():
                 keys.update(key for key in stored if key[0] == source)
                 continue
             for name in find_files(root) if root.is_dir() else ("",):
@@ -368,10 +356,7 @@ class Collection:
         """Return the name by which a file is cited: its path in its source, longer if another file has it."""
         source_name = file.source.rstrip("/").rpartition("/")[2]
         names = [f"{source_name}/{file.path}", str(Path(file.source, file.path))]
-        if file.path:
-            names.insert(0, file.path)
-        else:
-            names.insert(0, file.source.partition("://")[2] if is_url(file.source) else source_name)
+        names.insert(0, file.path or source_name)
         for name in (sanitize_line(name).replace("[", "(").replace("]", ")") for name in names):
             if not self._db.execute("SELECT 1 FROM file WHERE name = ?", (name,)).fetchone():
                 return name
@@ -405,11 +390,6 @@ class Collection:
                 "GROUP BY file ORDER BY file.name LIMIT ?)",
                 (limit,),
             )
-
-
-def is_url(source: str) -> bool:
-    """Whether a source is fetched."""
-    return source.startswith(("http://", "https://"))
 
 
 def _is_same(file: _SourceFile, stored: "tuple[object, ...] | None") -> bool:

@@ -118,19 +118,6 @@ def test_files_of_one_name_from_two_sources_are_told_apart(
     assert sorted(one.mark for one in collection.passages()) == ["[a.md:1]", "[two/a.md:1]"]
 
 
-def test_a_url_is_fetched_when_it_is_learned_and_not_by_the_way(collection: Collection) -> None:
-    pages = iter((b"<p>One", b"<p>Two"))
-
-    def fetch(url: str) -> tuple[str, bytes]:
-        return "index.html", next(pages)
-
-    collection.learn(["https://example.com/page"], fetch=fetch)
-    assert collection.learn() == Changes(0, 0, 0)
-    assert texts(collection) == "[example.com/page]\nOne\n"
-    collection.learn(fetch=fetch)
-    assert texts(collection) == "[example.com/page]\nTwo\n"
-
-
 def test_only_the_owner_may_read_it_and_forgetting_leaves_nothing(
     tmp_path: Path, source: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Command `localchat learn`: index documents for `@NAME` in prompts."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 
 @click.command("learn")
-@click.argument("sources", metavar="[DIR|FILE|URL]...", nargs=-1, shell_complete=complete_file)
+@click.argument("sources", metavar="[DIR|FILE]...", nargs=-1, shell_complete=complete_file)
 @click.option("--name", metavar="NAME", help="Name for @NAME. Default: that of the folder or file.")
 @click.option("--list", "list_", is_flag=True, help="List the indexed documents.")
 @click.option(
@@ -51,7 +52,7 @@ def command(
 
     The command reads PDF, DOCX, HTML, Markdown and other text. Documents that fit in the model's context are
     sent completely, before the question. From longer ones, the most relevant passages are sent. Answers cite
-    [file:page]. Changed files are read again at the next question, URLs at the next learn.
+    [file:page]. Changed files are read again at the next question.
     """
     library = open_library(app)
     if forget is not None:
@@ -107,12 +108,8 @@ def _learn(
     name: str | None,
 ) -> ExitCode:
     """Read the sources, and report what was read. Fails if no file of a kind of document was readable."""
-    from localchat.documents.collection import is_url
-
     terminal = Terminal(app.environ)
     locations = [_location(source) for source in sources]
-    if any(map(is_url, locations)) and _is_offline(app):
-        raise UsageError("a URL is fetched from the network, and offline is set")
     has_name_flag = name is not None
     name = name.removeprefix("@") if name is not None else _derived_name(locations[0])
     is_new = not library.path(name).exists()
@@ -125,7 +122,7 @@ def _learn(
         with library.open(name, create=True) as collection:
             if not has_name_flag and not is_new:
                 _check_same(collection, locations)
-            changes = _read(app, terminal, collection, locations)
+            changes = _read(terminal, collection, locations)
             summary = collection.summary()
             has_text = bool(summary.length)
     finally:
@@ -156,23 +153,12 @@ def _nothing_readable(sources: Sequence[str], summary: "Summary") -> UsageError:
     return UsageError(f"{names} has no readable text{_skipped(summary)}")
 
 
-def _read(
-    app: AppContext,
-    terminal: Terminal,
-    collection: "Collection",
-    locations: Sequence[str],
-) -> "Changes":
-    from localchat.documents.web import fetch
-
+def _read(terminal: Terminal, collection: "Collection", locations: Sequence[str]) -> "Changes":
     def progress(done: int, total: int) -> None:
         terminal.progress(f"reading {done + 1:,} of {total:,} files")
 
     try:
-        return collection.learn(
-            locations,
-            fetch=None if _is_offline(app) else fetch,
-            progress=progress,
-        )
+        return collection.learn(locations, progress)
     finally:
         terminal.progress("")
 
@@ -224,11 +210,12 @@ def _skipped(summary: "Summary") -> str:
 
 
 def _location(source: str) -> str:
-    """Return the absolute path or the URL of a source. Raises FileMissing."""
-    from localchat.documents.collection import is_url
-
-    if is_url(source):
-        return source
+    """Return the absolute path of a source. Raises FileMissing, and UsageError for a URL."""
+    if source.startswith(("http://", "https://")):
+        raise UsageError(
+            f"{source} is a URL, and learn reads files",
+            hint=f"curl -L {shlex.quote(source)} > page.html && localchat learn page.html",
+        )
     path = expand_home(source).absolute()
     if not path.exists():
         raise FileMissing(f"there is no file or folder {source}")
@@ -236,12 +223,9 @@ def _location(source: str) -> str:
 
 
 def _derived_name(location: str) -> str:
-    """Derive a collection name from the last part of a path or URL. Raises UsageError."""
-    part = location.rstrip("/").rpartition("/")[2]
-    without_query = part.rpartition("?")[0]
-    if without_query:
-        part = without_query
-    stem = part if Path(location).is_dir() else Path(part).stem
+    """Derive a collection name from the last part of a path. Raises UsageError."""
+    path = Path(location)
+    stem = path.name if path.is_dir() else path.stem
     name = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-").lower()[:40].strip("-")
     if not name or not name[0].isalpha():
         raise UsageError(f"cannot derive a collection name from {location}", hint="use --name NAME")
@@ -255,9 +239,3 @@ def _check_same(collection: "Collection", locations: Sequence[str]) -> None:
             f"@{collection.name} contains other documents",
             hint=f"--name {collection.name} adds to them; another name creates a new collection",
         )
-
-
-def _is_offline(app: AppContext) -> bool:
-    from localchat.cli.resolve import Inputs
-
-    return Inputs(app, {}).settings().settings.offline

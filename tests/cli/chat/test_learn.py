@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from pathlib import Path
 
 import click
@@ -106,14 +105,10 @@ def test_a_folder_that_cannot_be_written_is_told_and_not_taken_for_a_missing_nam
     assert "my-contracts.sqlite3 cannot be written: File exists" in learned.err
 
 
-def test_an_address_where_nothing_listens_is_told_in_words(call: Call) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/a.html"
-        learned = call((), "learn", url)
-    assert learned.code == 5
-    assert f"cannot reach {url}: nothing listens there" in learned.err
-    assert "Errno" not in learned.err
+def test_a_url_is_refused_with_the_command_that_saves_its_page(call: Call) -> None:
+    learned = call((), "learn", "https://example.org/a?b=c&d")
+    assert learned.code == 2
+    assert "curl -L 'https://example.org/a?b=c&d' > page.html" in learned.err
 
 
 def test_one_token_is_told_in_the_singular(call: Call, folder: Path) -> None:
