@@ -42,7 +42,7 @@ VERBS: Final = {
         Verb("fit", "models", "Show which quantization of a model to take, and if it fits."),
         Verb("rm", "models", "Remove models, aliases and imported links."),
         Verb("quantize", "models", "Write a model as a GGUF file in another quantization."),
-        Verb("import", "models", "Add a model file under a name, or all models of a folder."),
+        Verb("import", "models", "Add a model file or a folder, or give a model another name."),
         Verb("bench", "measure", "Measure a model or a server under load."),
         Verb(
             "quality", "measure", "Compare the answers of models, quantizations and KV cache types."
@@ -53,14 +53,14 @@ VERBS: Final = {
         Verb("batch", "serving", "Answer a file of prompts."),
         Verb("ps", "serving", "List the models that the running server has loaded."),
         Verb("stop", "serving", "Stop the running server, or unload one of its models."),
-        Verb("config", "settings", "Show and change settings and aliases."),
+        Verb("config", "settings", "Show and change settings."),
         Verb("doctor", "settings", "Show what this machine and this build can do."),
     )
 }
 
 ALIASES: Final = {
     "ls": ("list",),
-    "cp": ("config", "cp"),
+    "cp": ("import",),
     "completion": ("config", "completion"),
 }
 """Other words for a verb. Shell start-up files run `localchat completion`; `--help` lists none of them."""
@@ -97,7 +97,7 @@ OTHER_WORDS: Final = (
     OtherWord(("status",), "localchat ps, or localchat doctor", "/stats"),
     OtherWord(("settings",), "localchat config", "/set"),
     OtherWord(("export",), "localchat history export ID; localchat history lists them"),
-    OtherWord(("create",), "localchat config cp MODEL NAME"),
+    OtherWord(("create",), "localchat import MODEL NAME"),
     OtherWord(("chat",), "localchat run MODEL"),
     OtherWord(("ask",), 'localchat "PROMPT"'),
     OtherWord(("models",), "localchat list", "/model"),

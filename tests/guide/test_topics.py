@@ -39,7 +39,7 @@ def test_every_correction_is_still_needed(phrase: str) -> None:
 @pytest.mark.parametrize(
     ("question", "command"),
     [
-        ("what does localchat cp do", "`localchat config cp MODEL NAME` makes an alias"),
+        ("what does localchat cp do", "`localchat import MODEL NAME` makes an alias"),
         ("how do i convert a model to gguf", "`localchat quantize"),
         ("what is a preset", "localchat has no presets"),
         ("what license does localchat have", "Apache-2.0 license"),

@@ -8,7 +8,6 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import UserPath, complete_model
-from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal, tell
 from localchat.errors import LocalchatError, UsageError, reason
 from localchat.sanitize import sanitize_line
@@ -29,15 +28,8 @@ if TYPE_CHECKING:
     required=True,
     help="Quantization to write, such as Q4_K_M, Q8_0 or F16.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(
-    app: AppContext,
-    model_name: str,
-    output: Path | None,
-    quantization: str,
-    as_json: bool,
-) -> None:
+def command(app: AppContext, model_name: str, output: Path | None, quantization: str) -> None:
     """Write a model as a GGUF file in another quantization.
 
     MODEL is a name or the path of a GGUF file, best in F16, BF16 or Q8_0, or the folder of a safetensors
@@ -90,10 +82,6 @@ def command(
     except OSError as problem:
         raise LocalchatError(f"{target} cannot be written: {reason(problem)}") from problem
     file_bytes = target.stat().st_size
-    if as_json:
-        record = {"path": str(target), "quantization": name, "size_bytes": file_bytes}
-        print_json(app.environ, {"model": model.name, **record})
-        return
     shown = sanitize_line(str(target))
     runs = stem if output is None else shown
     source_bytes = sum(file.stat().st_size for file in model.files)

@@ -6,7 +6,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.options import complete_model
-from localchat.cli.output import confirm, print_json
+from localchat.cli.output import confirm
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.sanitize import sanitize
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 @click.command("rm")
 @click.argument("words", metavar="MODEL", nargs=-1, required=True, shell_complete=complete_model)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def command(app: AppContext, words: tuple[str, ...], yes: bool, as_json: bool) -> int:
+def command(app: AppContext, words: tuple[str, ...], yes: bool) -> int:
     """Remove models, aliases and imported links.
 
     Files of other programs are never removed. Removing an alias or a link keeps the model that it names.
@@ -44,18 +43,7 @@ def command(app: AppContext, words: tuple[str, ...], yes: bool, as_json: bool) -
         return 1
     for removal in removals:
         carry_out(removal, paths)
-    if as_json:
-        records = [
-            {
-                "name": removal.model.name,
-                "files": [str(file) for file in removal.files],
-                "freed_bytes": removal.freed_bytes,
-            }
-            for removal in removals
-        ]
-        print_json(app.environ, {"removed": records, "freed_bytes": total})
-    else:
-        tell(f"localchat: removed; {size(total)} freed")
+    tell(f"localchat: removed; {size(total)} freed")
     return 0
 
 

@@ -14,7 +14,7 @@ from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError
 
-_SUBCOMMANDS = ("cp", "completion", "mcp")
+_SUBCOMMANDS = ("completion", "mcp")
 """Subcommands with a module of their own, which is imported when it is used."""
 
 
@@ -31,7 +31,7 @@ class _ConfigGroup(DefaultGroup):
 
 @click.group("config", cls=_ConfigGroup, invoke_without_command=True)
 def command() -> None:
-    """Show and change settings and aliases.
+    """Show and change settings.
 
     Without a command, it shows the settings. A flag overrides the environment (LOCALCHAT_ and the key in
     capitals), the environment overrides the settings file, and the file overrides the default. In the file,

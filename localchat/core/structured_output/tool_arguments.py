@@ -99,7 +99,7 @@ def _tagged(rule: str, tags: TagSyntax, schema: Schema, markup: TagTerms) -> lis
 
 
 def _key_end(tags: TagSyntax, is_text: bool) -> str:
-    """Return the end of a key's tag, with the attribute that declares a string or another value."""
+    """Return the end of a key's tag, with the attribute that declares the type."""
     attribute = tags.other_attribute
     if is_text:
         attribute = tags.string_attribute
