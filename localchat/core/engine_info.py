@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import psutil
+from msgspec.structs import astuple
 
 from localchat import __version__
 from localchat.backend_api.interface import Capabilities, MemoryReport, ModelInfo
@@ -45,14 +46,14 @@ class MemoryUsage:
     def actual_bytes(self) -> int:
         """Sum of the measured parts. 0 before the load."""
         if self.actual:
-            return sum(max(0, part) for part in _parts(self.actual))
+            return sum(max(0, part) for part in astuple(self.actual))
         return 0
 
     @property
     def error(self) -> str:
         """Sentence about a plan that was far off. Empty otherwise, and before the load."""
         if self.actual:
-            return prediction_error(_parts(self.predicted), _parts(self.actual))
+            return prediction_error(astuple(self.predicted), astuple(self.actual))
         return ""
 
     def measure(self, report: MemoryReport) -> None:
@@ -88,10 +89,6 @@ def prediction_error(predicted: Sequence[int], actual: Sequence[int]) -> str:
         f"It takes {size(took)}, {percent(difference, planned)} {comparison} than the {size(planned)} "
         "that were planned."
     )
-
-
-def _parts(memory: MemoryParts) -> tuple[int, int, int, int]:
-    return memory.weights_bytes, memory.kv_bytes, memory.compute_bytes, memory.overhead_bytes
 
 
 class ProcessState(NamedTuple):

@@ -27,7 +27,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     sampling: dict[str, float] = msgspec.field(default_factory=dict)
     """Sampling defaults of the catalogue or the user by name. They override the model's own."""
     state_dir: Path | None = None
-    """Folder with the record of crashed builds and the speeds of past runs."""
+    """Folder with the record of crashed builds."""
     kv_folder: Path | None = None
     """Folder for the KV of conversations. None: nothing is stored."""
     kv_folder_bytes: int = 0

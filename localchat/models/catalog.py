@@ -7,7 +7,7 @@ replaces them. An entry is found by `family:size`, each of its sources by its qu
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -69,34 +69,22 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model of the catalogue."""
+
+    name: Annotated[str, Meta(pattern=_NAME, max_length=80)]
     parameters: Annotated[int, Meta(ge=1_000_000, le=5_000_000_000_000)]
     active_parameters: Annotated[int, Meta(ge=1_000_000)] | None = None
+    """Parameters that one token uses, in a mixture of experts."""
     context_tokens: Annotated[int, Meta(ge=128, le=100_000_000)]
     released: Annotated[int, Meta(ge=2023, le=2099)] | None = None
+    """Year of the release. None if the catalogue does not state it."""
     license: _Line
+    """SPDX name, or the makers' own."""
     about: _Line
     uses: Annotated[tuple[Use, ...], Meta(min_length=1)]
     sampling: SamplingDefaults = SamplingDefaults()
     sources: Annotated[tuple[CatalogSource, ...], Meta(min_length=1)]
-
-
-class CatalogEntry(NamedTuple):
-    """A model of the catalogue."""
-
-    name: str
-    parameters: int
-    active_parameters: int | None
-    """Parameters that one token uses, in a mixture of experts."""
-    context_tokens: int
-    released: int | None
-    """Year of the release. None if the catalogue does not state it."""
-    license: str
-    """SPDX name, or the makers' own."""
-    about: str
-    uses: tuple[Use, ...]
-    sampling: SamplingDefaults
-    sources: tuple[CatalogSource, ...]
 
     @property
     def family(self) -> str:
@@ -177,22 +165,15 @@ def _models(path: Path, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _entry(path: Path, name: str, body: object) -> CatalogEntry:
+    if isinstance(body, dict):
+        body["name"] = name
+        if "licence" in body:  # the spelling of catalogues written before 0.3
+            body["license"] = body.pop("licence")
     try:
-        msgspec.convert(name, Annotated[str, Meta(pattern=_NAME, max_length=80)])
-    except msgspec.ValidationError as problem:
-        raise UsageError(
-            f"{path}: {name!r} is not a valid name of a model",
-            hint="a name is family:size in small letters, as qwen2.5:7b",
-        ) from problem
-    if isinstance(body, dict) and "licence" in body:
-        # The spelling of catalogues written before 0.3.
-        body = {**body, "license": body["licence"]}
-        del body["licence"]
-    try:
-        checked = msgspec.convert(body, _Body)
+        return msgspec.convert(body, CatalogEntry)
     except msgspec.ValidationError as problem:
         raise UsageError(
             f'{path}: [models."{name}"]: {problem}',
-            hint="the entries of the models.toml that ships with localchat show the form",
+            hint="a name is family:size in small letters, as qwen2.5:7b; the models.toml that ships with "
+            "localchat shows the other fields",
         ) from problem
-    return CatalogEntry(name, **msgspec.structs.asdict(checked))

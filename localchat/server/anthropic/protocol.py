@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from localchat.server.chat.structure import AnswerFields
+from localchat.server.chat.structure import AnswerFields, TypedFormat
 
 
 class ContentSource(msgspec.Struct, frozen=True):
@@ -70,17 +70,9 @@ class ThinkingConfig(msgspec.Struct, frozen=True):
     budget_tokens: int | None = None
 
 
-class OutputFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: str
-    schema: dict[str, Any] | None = None
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
 class OutputConfig(msgspec.Struct, frozen=True):
     effort: str | None = None
-    format: OutputFormat | None = None
+    format: TypedFormat | None = None
 
 
 class CountTokensBody(AnswerFields, frozen=True, kw_only=True):
@@ -96,7 +88,7 @@ class CountTokensBody(AnswerFields, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None
+    output_format: TypedFormat | None = None
 
 
 class MessagesBody(CountTokensBody, frozen=True, kw_only=True):

@@ -18,14 +18,13 @@ from localchat.server.anthropic.protocol import (
     MessagesBody,
     MessagesTool,
     OutputConfig,
-    OutputFormat,
     ToolChoice,
 )
 from localchat.server.chat import tools as chat_tools
 from localchat.server.chat.media import MediaReader
 from localchat.server.chat.options import GenerationFields
 from localchat.server.chat.request import ChatRequest
-from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, answer_fields
+from localchat.server.chat.structure import ResponseFormat, answer_fields
 from localchat.server.chat.tools import ChatTool, FunctionDefinition
 from localchat.server.errors import ApiError, bad_request, missing_field
 
@@ -61,7 +60,7 @@ def prompt_as_chat(body: CountTokensBody, media: MediaReader) -> ChatRequest:
     format_ = config.format or body.output_format
     structure = answer_fields(body)
     if format_ is not None:
-        structure["response_format"] = _format(format_)
+        structure["response_format"] = ResponseFormat.of(format_)
     return ChatRequest(
         fields=GenerationFields(**structure, model=body.model),
         messages=[*_system(body.system, media), *_messages(body.messages, media)],
@@ -300,7 +299,3 @@ def _template_options(body: CountTokensBody) -> dict[str, Any]:
             )
         options["reasoning_effort"] = _EFFORTS[effort]
     return options
-
-
-def _format(format_: OutputFormat) -> ResponseFormat:
-    return ResponseFormat(format_.type, JsonSchemaFormat(format_.schema, strict=format_.strict))

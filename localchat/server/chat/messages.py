@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from localchat.engine.attachments import Content, append_content, check_attachments, join_parts
-from localchat.engine.request import Attachment, Message
+from localchat.engine.request import Attachment, CalledTool, Message
 from localchat.errors import UsageError
 from localchat.server.chat.media import MediaReader
 from localchat.server.config import ServerLimits
@@ -62,6 +62,18 @@ class ContentPart(msgspec.Struct, frozen=True):
     file_id: str | None = None
     detail: str | None = None
     """Resolution of a picture. Ignored: the model's projector decides."""
+
+
+class FunctionCallParam(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCallParam(msgspec.Struct, frozen=True):
+    """Call of a function, in a message of the assistant."""
+
+    function: FunctionCallParam
+    id: str | None = None
 
 
 PartContent: TypeAlias = str | list[ContentPart | str] | None
@@ -128,6 +140,14 @@ def engine_role(role: str, param: str) -> str:
             f"The role {role[:50]!r} is unknown; the choices are {', '.join(_ROLES)}.", param=param
         )
     return name
+
+
+def called_tools(calls: Sequence[ToolCallParam] | None) -> tuple[CalledTool, ...]:
+    """Return the calls in a message of the assistant."""
+    return tuple(
+        CalledTool(call.function.name, encode_arguments(call.function.arguments), call.id or "")
+        for call in calls or ()
+    )
 
 
 def encode_arguments(arguments: str | dict[str, Any] | None) -> str:

@@ -28,25 +28,32 @@ _STRUCTURED_OPTIONS: Final = (
 """Fields of vLLM's `structured_outputs` that have no effect here."""
 
 
-class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JsonSchemaFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A schema. Unknown fields are rejected here and below, because they might contain the schema."""
+
     schema: dict[str, Any] | bool | None = None
     name: str | None = None
     strict: bool | None = None
     description: str | None = None
 
 
-class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Structure of an answer. Unknown fields are rejected, because they might contain the schema."""
+class TypedFormat(JsonSchemaFormat, frozen=True, kw_only=True):
+    """Structure of an answer, as the Responses API and the Messages API have it."""
 
     type: str
+
+
+class ResponseFormat(TypedFormat, frozen=True, kw_only=True):
+    """Structure of an answer. llama.cpp's and Together's clients send the schema without `json_schema`."""
+
     json_schema: JsonSchemaFormat | None = None
-    schema: dict[str, Any] | bool | None = None
-    """Schema, for llama.cpp's and Together's clients."""
     value: dict[str, Any] | str | bool | None = None
     """Schema or regular expression, for Hugging Face's clients."""
-    name: str | None = None
-    strict: bool | None = None
-    description: str | None = None
+
+    @classmethod
+    def of(cls, format_: TypedFormat) -> "ResponseFormat":
+        """Return the structure that another protocol's field describes."""
+        return cls(**msgspec.structs.asdict(format_))
 
 
 class SamplingFields(SamplingNumbers, frozen=True, kw_only=True):

@@ -4,17 +4,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from localchat.server.chat.messages import ToolCallParam
 from localchat.server.chat.structure import SamplingFields
-
-
-class OllamaFunctionCall(msgspec.Struct, frozen=True):
-    name: str
-    arguments: dict[str, Any] | str | None = None
-
-
-class OllamaToolCall(msgspec.Struct, frozen=True):
-    function: OllamaFunctionCall
-    id: str | None = None
+from localchat.server.chat.tools import ChatTool
 
 
 class OllamaMessage(msgspec.Struct, frozen=True):
@@ -22,7 +14,7 @@ class OllamaMessage(msgspec.Struct, frozen=True):
     content: str | None = None
     thinking: str | None = None
     images: list[str] | None = None
-    tool_calls: list[OllamaToolCall] | None = None
+    tool_calls: list[ToolCallParam] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -63,7 +55,7 @@ class OllamaChatBody(AnswerBody, frozen=True, kw_only=True):
     """POST /api/chat."""
 
     messages: list[OllamaMessage] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ChatTool] | None = None
 
 
 class OllamaGenerateBody(AnswerBody, frozen=True, kw_only=True):

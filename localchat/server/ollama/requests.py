@@ -6,11 +6,8 @@ import re
 from dataclasses import replace
 from typing import Any, Final
 
-import msgspec
-
 from localchat.engine.request import (
     Attachment,
-    CalledTool,
     GenerateRequest,
     Infill,
     Message,
@@ -19,7 +16,7 @@ from localchat.engine.request import (
 )
 from localchat.pool.entry import NEVER
 from localchat.server.chat.media import MediaReader
-from localchat.server.chat.messages import encode_arguments, engine_role
+from localchat.server.chat.messages import called_tools, engine_role
 from localchat.server.chat.options import (
     CHAT_PRIORITY,
     INFILL_PRIORITY,
@@ -30,8 +27,7 @@ from localchat.server.chat.options import (
     generate_request,
 )
 from localchat.server.chat.request import ChatRequest, engine_request
-from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, SamplingFields
-from localchat.server.chat.tools import ChatTool
+from localchat.server.chat.structure import ResponseFormat, SamplingFields
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
 from localchat.server.ollama.protocol import (
@@ -61,7 +57,7 @@ def as_chat(body: OllamaChatBody, media: MediaReader) -> ChatRequest:
         _message(message, f"messages[{index}]", media)
         for index, message in enumerate(body.messages or ())
     ]
-    return replace(_chat_options(body), messages=messages, tools=_tools(body.tools or []))
+    return replace(_chat_options(body), messages=messages, tools=body.tools or ())
 
 
 def as_generation(
@@ -194,39 +190,24 @@ def _response_format(value: str | dict[str, Any] | None) -> ResponseFormat | Non
     if not value:
         return None
     if isinstance(value, dict):
-        return ResponseFormat("json_schema", JsonSchemaFormat(value))
+        return ResponseFormat(type="json_schema", schema=value)
     if value == "json":
-        return ResponseFormat("json_object")
+        return ResponseFormat(type="json_object")
     raise bad_request(
         f"The format {value[:50]!r} is unknown; use json or a JSON schema.", param="format"
     )
 
 
 def _message(message: OllamaMessage, path: str, media: MediaReader) -> Message:
-    calls = [
-        CalledTool(call.function.name, encode_arguments(call.function.arguments), call.id or "")
-        for call in message.tool_calls or ()
-    ]
     return Message(
         engine_role(message.role, f"{path}.role"),
         message.content or "",
         message.thinking or "",
-        tuple(calls),
+        called_tools(message.tool_calls),
         message.tool_call_id or "",
         message.tool_name or "",
         _images(message.images, f"{path}.images", media),
     )
-
-
-def _tools(tools: list[dict[str, Any]]) -> list[ChatTool]:
-    try:
-        return msgspec.convert(tools, list[ChatTool])
-    except msgspec.ValidationError as error:
-        raise bad_request(
-            f"The tools cannot be read: {error}.".replace("`", ""),
-            param="tools",
-            code="invalid_type",
-        ) from error
 
 
 def _images(images: list[str] | None, param: str, media: MediaReader) -> tuple[Attachment, ...]:

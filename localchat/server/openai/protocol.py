@@ -12,7 +12,7 @@ import msgspec
 
 from localchat.engine.events import TokenLogprob, Usage
 from localchat.server.chat.logprobs import ChatTokenLogprob
-from localchat.server.chat.messages import PartContent
+from localchat.server.chat.messages import PartContent, ToolCallParam
 from localchat.server.chat.options import GenerationFields
 from localchat.server.chat.tools import ChatTool
 
@@ -167,18 +167,6 @@ class CompletionChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: str | None = None
-
-
-class FunctionCallParam(msgspec.Struct, frozen=True):
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class ToolCallParam(msgspec.Struct, frozen=True):
-    """Call of a function, in a message of the assistant."""
-
-    function: FunctionCallParam
-    id: str | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):

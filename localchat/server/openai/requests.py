@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from localchat.engine.request import (
-    CalledTool,
     GenerateRequest,
     Infill,
     Message,
@@ -14,7 +13,7 @@ from localchat.engine.request import (
     TokenIds,
 )
 from localchat.server.chat.media import MediaReader
-from localchat.server.chat.messages import content_of, encode_arguments, engine_role
+from localchat.server.chat.messages import called_tools, content_of, engine_role
 from localchat.server.chat.options import (
     CHAT_PRIORITY,
     INFILL_PRIORITY,
@@ -36,7 +35,6 @@ from localchat.server.openai.protocol import (
     NamedToolChoice,
     TemplateBody,
     TokenizeBody,
-    ToolCallParam,
 )
 
 _COMPLETION_TOKENS: Final = 16
@@ -119,16 +117,11 @@ def _message(message: ChatMessage, path: str, media: MediaReader) -> Message:
         role=role,
         content=content.text or message.refusal or "",
         reasoning=message.reasoning_content or message.reasoning or "",
-        tool_calls=tuple(_call(call) for call in message.tool_calls or ()),
+        tool_calls=called_tools(message.tool_calls),
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
         attachments=content.attachments,
     )
-
-
-def _call(call: ToolCallParam) -> CalledTool:
-    arguments = encode_arguments(call.function.arguments)
-    return CalledTool(call.function.name, arguments, call.id or "")
 
 
 def _tool_choice(choice: str | NamedToolChoice | None) -> ToolChoice:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from localchat.server.chat.messages import ContentPart, PartContent
-from localchat.server.chat.structure import AnswerFields
+from localchat.server.chat.structure import AnswerFields, TypedFormat
 
 
 class InputItem(msgspec.Struct, frozen=True):
@@ -71,16 +71,8 @@ class ResponsesToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     tools: "list[ResponsesToolChoice] | None" = None
 
 
-class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    type: str
-    name: str | None = None
-    schema: dict[str, Any] | bool | None = None
-    strict: bool | None = None
-    description: str | None = None
-
-
 class TextConfig(msgspec.Struct, frozen=True):
-    format: TextFormat | None = None
+    format: TypedFormat | None = None
 
 
 class ReasoningConfig(msgspec.Struct, frozen=True):

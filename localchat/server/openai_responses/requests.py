@@ -12,7 +12,7 @@ from localchat.server.chat.media import MediaReader
 from localchat.server.chat.messages import content_of, engine_role, text_of
 from localchat.server.chat.options import GenerationFields
 from localchat.server.chat.request import ChatRequest
-from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, answer_fields
+from localchat.server.chat.structure import ResponseFormat, answer_fields
 from localchat.server.chat.tools import ChatTool, FunctionDefinition, ToolChoice
 from localchat.server.errors import ApiError, bad_request, missing_field
 from localchat.server.openai_responses.mcp import McpRequest, error_text
@@ -22,7 +22,6 @@ from localchat.server.openai_responses.protocol import (
     ResponsesBody,
     ResponsesTool,
     ResponsesToolChoice,
-    TextFormat,
 )
 
 _CALLABLE: Final = ("function", "namespace", "mcp")
@@ -32,6 +31,7 @@ _FIELD_NAMES: Final = {
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
     "response_format.type": "text.format.type",
+    "response_format.json_schema.schema": "text.format.schema",
     "response_format": "text.format",
 }
 """This protocol's names of ChatRequest's fields, for errors."""
@@ -90,7 +90,7 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
         raise missing_field("input", "The field 'input' is empty: there is nothing to answer.")
     structure = answer_fields(body)
     if body.text and body.text.format:
-        structure["response_format"] = _format(body.text.format)
+        structure["response_format"] = ResponseFormat.of(body.text.format)
     fields = GenerationFields(
         **structure,
         model=body.model,
@@ -317,11 +317,3 @@ def _tool_name(tool: ResponsesToolChoice, path: str) -> ToolName:
             f"A tool of type {tool.type[:50]!r} cannot be chosen here.", param=f"{path}.type"
         )
     return ToolName(_required(tool.name, f"{path}.name"), tool.namespace or "")
-
-
-def _format(format_: TextFormat) -> ResponseFormat:
-    if format_.type == "json_schema" and format_.schema is None:
-        raise missing_field("text.format.schema")
-    return ResponseFormat(
-        format_.type, JsonSchemaFormat(format_.schema, format_.name, format_.strict)
-    )

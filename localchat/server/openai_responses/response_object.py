@@ -8,11 +8,12 @@ from typing import Any, Literal, TypeAlias
 from localchat.engine.events import Usage
 from localchat.server.chat.content_blocks import ContentBlock
 from localchat.server.chat.logprobs import chat_logprobs
+from localchat.server.chat.structure import TypedFormat
 from localchat.server.errors import ApiError
 from localchat.server.formatters import new_id
 from localchat.server.generation import ChoiceEnd
 from localchat.server.openai_responses.mcp import McpListing, McpName, error_json
-from localchat.server.openai_responses.protocol import ReasoningConfig, ResponsesBody, TextFormat
+from localchat.server.openai_responses.protocol import ReasoningConfig, ResponsesBody
 from localchat.server.openai_responses.requests import ToolName
 
 Json: TypeAlias = dict[str, Any]
@@ -63,7 +64,7 @@ class ResponseObject:
             "reasoning": {"effort": reasoning.effort, "summary": None},
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": (body.text and body.text.format) or TextFormat("text")},
+            "text": {"format": (body.text and body.text.format) or TypedFormat(type="text")},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_p": body.top_p,

@@ -232,7 +232,7 @@ def test_users_models_toml_adds_names_and_wins(call: Call) -> None:
     own.write_text('[models."Mine"]\n')
     code, _, err = call("pull", "mine:1m")
     assert code == 2
-    assert str(own) in err and "'Mine'" in err
+    assert str(own) in err and '"Mine"' in err
 
 
 def test_example_of_the_readme_pulls_and_then_chats(
