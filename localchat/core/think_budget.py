@@ -7,18 +7,9 @@ reasoning has exactly the tokens of the budget, or fewer if the model closes it.
 import codecs
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-
-class ReasoningTracker(Protocol):
-    """Reads the text of an answer and knows whether it is inside reasoning."""
-
-    @property
-    def thinking(self) -> bool: ...
-
-    def feed(self, text: str) -> object:
-        """Push the next piece of text."""
-        ...
+from localchat.chat_format.harmony_parser import ChannelParser
+from localchat.chat_format.reasoning_parser import ReasoningParser
 
 
 class ThinkBudget:
@@ -27,7 +18,7 @@ class ThinkBudget:
     def __init__(
         self,
         tokens: int,
-        tracker: ReasoningTracker,
+        tracker: ReasoningParser | ChannelParser,
         piece: Callable[[int], bytes],
         closings: Sequence[Sequence[int]],
         *,

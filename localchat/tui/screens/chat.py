@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 _STATS_EVERY_S = 0.5
 _MIN_ALERT_S = 8.0
+"""Shorter work ends without an alert."""
 _INPUT_ERROR = "input-error"
 """Name of the notice about an input that was refused."""
-"""Shorter work ends without an alert."""
 _EDITING = "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
 
 Result = TypeVar("Result")
@@ -412,7 +412,7 @@ class ChatScreen(Screen[None]):
             case "parameters":
                 self._open_parameters()
             case "history":
-                self._open_history()
+                self.action_history()
             case "help":
                 from localchat.tui.screens.help import HelpScreen
 
@@ -456,7 +456,7 @@ class ChatScreen(Screen[None]):
 
         self.app.push_screen(ParameterScreen(self.session), closed)
 
-    def _open_settings(self) -> None:
+    def action_settings(self) -> None:
         """Edit the settings file in a dialog, and apply the changes."""
         from localchat.tui.screens.settings import SettingsScreen
 
@@ -473,7 +473,7 @@ class ChatScreen(Screen[None]):
 
         self.app.push_screen(SettingsScreen(self.session), closed)
 
-    def _open_history(self) -> None:
+    def action_history(self) -> None:
         """List all conversations, and resume the chosen one."""
         from localchat.tui.screens.history import HistoryScreen
 
@@ -648,9 +648,6 @@ class ChatScreen(Screen[None]):
     def on_transcript_offer_taken(self, event: "Transcript.OfferTaken") -> None:
         self.take_offer(event.action)
 
-    def on_transcript_link_clicked(self, event: "Transcript.LinkClicked") -> None:
-        self.app.open_url(event.url)
-
     def on_transcript_copy_requested(self, event: "Transcript.CopyRequested") -> None:
         self.copy(event.text, event.what)
 
@@ -733,12 +730,6 @@ class ChatScreen(Screen[None]):
         elif self.focused is None or self.focused is self.panel:
             self.composer.editor.focus()
         self.status_changed()
-
-    def action_settings(self) -> None:
-        self._open_settings()
-
-    def action_history(self) -> None:
-        self._open_history()
 
     def action_offer(self, number: int) -> None:
         welcome = self.query_one(Welcome)

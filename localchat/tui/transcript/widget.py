@@ -87,18 +87,6 @@ class Transcript(ScrollView, can_focus=True):
         action: str
 
     @dataclass
-    class LinkClicked(Message):
-        """The reader clicked an http or https link."""
-
-        url: str
-
-    @dataclass
-    class BlockClicked(Message):
-        """The reader clicked a block outside of links, folds and offers."""
-
-        id: str
-
-    @dataclass
     class CopyRequested(Message):
         """Text to copy to the clipboard, and its name."""
 
@@ -569,15 +557,14 @@ class Transcript(ScrollView, can_focus=True):
             return
         item = self._block_layout.items[position.block]
         if (url := link_at(self._block_layout.row(position), event.x)) and event.button == 1:
-            self.post_message(self.LinkClicked(url))
+            self.app.open_url(url)
         elif number := code_at(self._block_layout.row(position), event.x):
             self._copy_code(item.block.id, number)
-        elif (hit := self._block_layout.rows(position.block).hits.get(position.row)) is None:
-            self.post_message(self.BlockClicked(item.block.id))
-        elif hit.action:
-            self.post_message(self.OfferTaken(hit.action))
-        else:
-            self.toggle(item.block.id)
+        elif hit := self._block_layout.rows(position.block).hits.get(position.row):
+            if hit.action:
+                self.post_message(self.OfferTaken(hit.action))
+            else:
+                self.toggle(item.block.id)
 
     def _copy_code(self, id_: str, number: int) -> None:
         """Copy a code block of an answer, and confirm it briefly in its corner."""
