@@ -5,8 +5,8 @@
 
 Writes models of different shapes and number formats with random weights (0.2 to 0.6 GB each), assesses
 each as `localchat fit` does, loads it through a separate engine and generates. Memory is the peak of
-the child process. The speed is predicted twice: from the memory bandwidth alone, and corrected by the runs of
-the other models. `in_range` says whether the measured speed lies in the range before and after the correction.
+the child process. The speed is predicted from the memory bandwidth. `in_range` says whether the measured speed
+lies in the predicted range.
 Prints a table and, as the last line, one JSON object.
 """
 
@@ -32,10 +32,8 @@ from localchat.engine.options import EngineOptions  # noqa: E402
 from localchat.engine.request import GenerateRequest, Sampling, TextPrompt  # noqa: E402
 from localchat.fit.hardware import read_machine  # noqa: E402
 from localchat.fit.load_options import LoadOptions  # noqa: E402
-from localchat.fit.speed import SpeedHistory  # noqa: E402
 from localchat.model_files.checkpoint import read_summary  # noqa: E402
-from localchat.models.assess import ExpectedSpeed, FitReport, Subject, assess  # noqa: E402
-from localchat.models.speed_recorder import record_speed  # noqa: E402
+from localchat.models.assess import FitReport, Subject, assess  # noqa: E402
 from tests.support.gguf_files import ARCHITECTURES, F16, Q4_0, Q4_K, Q6_K, Q8_0, Size, Tensor  # noqa: E402
 
 SLOTS = 2
@@ -91,7 +89,6 @@ class Seen(NamedTuple):
     """Bytes and tokens a second, predicted and measured."""
 
     verdict: FitReport
-    plain: ExpectedSpeed | None
     info: EngineInfo
     peak_bytes: int
     done: Done
@@ -107,7 +104,7 @@ def main() -> int:
         folder = asked.folder or Path(rest)
         folder.mkdir(parents=True, exist_ok=True)
         rows = [
-            _row(case, _look(case, folder, Path(rest) / "state", asked.quick))
+            _row(case, _look(case, folder, asked.quick))
             for case in (CASES[:2] if asked.quick else CASES)
         ]
     columns = list(rows[0])
@@ -118,7 +115,7 @@ def main() -> int:
     return 0
 
 
-def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
+def _look(case: Case, folder: Path, quick: bool) -> Seen:
     path = folder / f"{case.name}.gguf"
     if not path.exists():
         write(path, case)
@@ -126,23 +123,8 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
     load_options = LoadOptions(
         context_tokens=case.context_tokens, kv_type=case.kv_type, max_slots=SLOTS, cache_ram_bytes=0
     )
-    machine = read_machine()
-    plain = assess(subject, load_options, machine, None).expected_speed
-    verdict = assess(
-        subject, load_options, machine, SpeedHistory(state)
-    )  # the same, with what ran here before
-    options = EngineOptions(
-        path,
-        load=LoadOptions(
-            context_tokens=case.context_tokens,
-            kv_type=case.kv_type,
-            max_slots=SLOTS,
-            cache_ram_bytes=0,
-        ),
-        name=case.name,
-        speculation=False,
-        state_dir=state,
-    )
+    verdict = assess(subject, load_options, read_machine(), None)
+    options = EngineOptions(path, load=load_options, name=case.name, speculation=False)
     engine = LocalEngine(options, notify=lambda sentence: print(f"  {case.name}: {sentence}"))
     try:
         # The best of several: other programs only ever make an answer slower.
@@ -153,8 +135,7 @@ def _look(case: Case, folder: Path, state: Path, quick: bool) -> Seen:
         info = engine.info()
     finally:
         engine.close()
-    record_speed(info, done, state)
-    return Seen(verdict, plain, info, peak, done)
+    return Seen(verdict, info, peak, done)
 
 
 def _written(engine: LocalEngine, count: int) -> Done:
@@ -184,9 +165,8 @@ def _row(case: Case, seen: Seen) -> dict[str, Any]:
     predicted = plan.total_bytes + plan.mapped_bytes
     # Buffers count whole, whether or not a short text has touched their last page.
     peak = max(seen.peak_bytes, seen.info.actual_bytes)
-    corrected = seen.verdict.expected_speed
-    plain_rate = seen.plain.tokens_per_s if seen.plain else 0.0
-    corrected_rate = corrected.tokens_per_s if corrected else 0.0
+    speed = seen.verdict.expected_speed
+    expected_rate = speed.tokens_per_s if speed else 0.0
     return {
         "model": case.name,
         "kv": case.kv_type,
@@ -194,15 +174,10 @@ def _row(case: Case, seen: Seen) -> dict[str, Any]:
         "resident_mb": seen.peak_bytes // 1_000_000,
         "actual_mb": seen.info.actual_bytes // 1_000_000,
         "memory_off_percent": round(100 * (predicted / peak - 1), 1),
-        "expected_plain": round(plain_rate, 1),
-        "expected": round(corrected_rate, 1),
+        "expected": round(expected_rate, 1),
         "measured": round(rate, 1),
-        "plain_off_percent": round(100 * (plain_rate / rate - 1), 1),
-        "off_percent": round(100 * (corrected_rate / rate - 1), 1),
-        "in_range": [
-            speed is not None and speed.low <= rate <= speed.high
-            for speed in (seen.plain, corrected)
-        ],
+        "off_percent": round(100 * (expected_rate / rate - 1), 1),
+        "in_range": speed is not None and speed.low <= rate <= speed.high,
     }
 
 

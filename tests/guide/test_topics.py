@@ -17,10 +17,17 @@ from localchat.engine.guide.engine import GuideEngine
 from localchat.engine.guide.rules import UNKNOWN
 from localchat.engine.guide.sums import holds
 from localchat.engine.guide.topics import Topics, topics_file
-from localchat.engine.guide.updates import corrected, read_updates, recent_answer
+from localchat.engine.guide.updates import read_updates, recent_answer
 from localchat.engine.options import EngineOptions
 from localchat.engine.request import GenerateRequest, Message, Messages
 from localchat.fit.load_options import LoadOptions
+
+
+def corrected(text: str) -> str:
+    """A whole answer with all corrections."""
+    for phrase, replacement in read_updates().phrases.items():
+        text = text.replace(phrase, replacement)
+    return text
 
 
 def test_its_answers_are_those_of_the_table() -> None:

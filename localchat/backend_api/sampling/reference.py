@@ -156,23 +156,6 @@ class Sampler:
             values = np.clip(row - np.float32(log_sum), _LEAST_HALF, 0.0).astype("<f2")
             return bytes(values.tobytes())
 
-    def candidates(
-        self,
-        row: Row,
-        params: SamplingParams,
-        counts: TokenCounts | None = None,
-        mask: bytes | None = None,
-    ) -> tuple[Ids, Row]:
-        """Return the tokens that the filters keep: ascending ids (n,) and processed logits (n,). For tests.
-
-        Empty if no token can be drawn.
-        """
-        with _quiet():
-            z, best = _finite(self._process(row, params, counts, mask))
-            if best == -math.inf:
-                return np.empty(0, np.int64), np.empty(0, np.float32)
-            return self._filter(z, best, params, -math.inf)
-
     def _draw_from_all(self, z: Row, params: SamplingParams, position: int) -> int:
         """Apply steps 4 to 6, without top-n-sigma, to processed logits."""
         z, best = _finite(z)

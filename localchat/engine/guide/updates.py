@@ -47,13 +47,6 @@ def read_updates() -> Updates:
     return msgspec.convert(loads(text), Updates)
 
 
-def corrected(text: str) -> str:
-    """Return a whole answer with all corrections."""
-    for phrase, replacement in read_updates().phrases.items():
-        text = text.replace(phrase, replacement)
-    return text
-
-
 def recent_answer(question: str) -> str:
     """Return the answer about a recent feature. Empty if the question is about something else."""
     for feature in read_updates().feature:

@@ -33,6 +33,23 @@ Row = NDArray[np.float32]
 PLAIN = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)
 
 
+def candidates(
+    sampler: Sampler,
+    row: Row,
+    params: SamplingParams,
+    counts: TokenCounts | None = None,
+    mask: bytes | None = None,
+) -> tuple[NDArray[np.int64], Row]:
+    """Return the tokens that the filters keep: ascending ids (n,) and processed logits (n,)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        z = sampler._process(row, params, counts, mask)
+        z = np.nan_to_num(z, nan=-np.inf, posinf=float(np.finfo(np.float32).max), neginf=-np.inf)
+        best = float(z.max())
+        if best == -math.inf:
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        return sampler._filter(z, best, params, -math.inf)
+
+
 class Border(Exception):
     """A sum so near to its threshold that rounding may decide."""
 
@@ -204,7 +221,7 @@ def test_filters_keep_what_the_reference_keeps(
     z = processed(row, params, tokens, prompt, mask)
     before = row.copy()
     sampler = Sampler(len(row))
-    ids, kept = sampler.candidates(row, params, TokenCounts(tokens, prompt), mask)
+    ids, kept = candidates(sampler, row, params, TokenCounts(tokens, prompt), mask)
     assert np.array_equal(row, before), "the row is only read"
     token = sampler.draw(row, params, 7, TokenCounts(tokens, prompt), mask).token
     if z.max() == -np.inf:
@@ -257,7 +274,7 @@ def test_shortcuts_for_wide_rows_change_nothing(change: dict[str, float], spread
     wide = np.random.default_rng(3).standard_normal(9001) * spread
     row = (np.round(wide * 64) / 64).astype(np.float32)
     params = replace(PLAIN, **change)  # type: ignore[arg-type]
-    ids, _ = Sampler(len(row)).candidates(row, params)
+    ids, _ = candidates(Sampler(len(row)), row, params)
     assert ids.tolist() == reference(row, params)
 
 
@@ -270,7 +287,7 @@ def test_typical_tokens_near_the_entropy_are_those_of_the_whole_row() -> None:
         )
         row[random.random(9001) < 0.3] = -np.inf
         share = float(random.choice([0.01, 0.2, 0.5, 0.9, 0.99, 0.99999]))
-        found, _ = sampler.candidates(row, replace(PLAIN, typical_p=share))
+        found, _ = candidates(sampler, row, replace(PLAIN, typical_p=share))
         p = np.exp(row.astype(np.float64) - row.max())
         p /= p.sum()
         with np.errstate(divide="ignore"):
@@ -312,7 +329,7 @@ def test_drawing_from_the_head_changes_no_draw(change: dict[str, float], step: i
         if step:
             row = (np.round(row * step) / step).astype(np.float32)
         params = replace(PLAIN, seed=position, **change)  # type: ignore[arg-type]
-        ids, kept = sampler.candidates(row, params)
+        ids, kept = candidates(sampler, row, params)
         scores = (kept - kept.max()) * np.float32(1 / params.temperature)
         expected = winner(draw_key(position, 0, position), [(ids, scores)])
         assert sampler.draw(row, params, position).token == expected
