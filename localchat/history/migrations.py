@@ -6,6 +6,7 @@ and is not changed.
 
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeAlias
 
 from localchat.history.search_query import segmented
@@ -79,8 +80,14 @@ CREATE INDEX media_by_digest ON media_uses (digest);
 """
 
 
-def _tables(connection: sqlite3.Connection) -> None:
-    _script(connection, _TABLES)
+def _script(connection: sqlite3.Connection, text: str) -> None:
+    # `executescript` would commit the surrounding transaction.
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            connection.execute(statement)
+            statement = ""
 
 
 def _search(connection: sqlite3.Connection) -> None:
@@ -99,15 +106,12 @@ def _search(connection: sqlite3.Connection) -> None:
     )
 
 
-def _drafts(connection: sqlite3.Connection) -> None:
-    _script(connection, _DRAFTS)
-
-
-def _media(connection: sqlite3.Connection) -> None:
-    _script(connection, _MEDIA)
-
-
-STEPS: Final[tuple[Step, ...]] = (_tables, _search, _drafts, _media)
+STEPS: Final[tuple[Step, ...]] = (
+    partial(_script, text=_TABLES),
+    _search,
+    partial(_script, text=_DRAFTS),
+    partial(_script, text=_MEDIA),
+)
 VERSION: Final = len(STEPS)
 
 
@@ -124,13 +128,3 @@ def version_of(connection: sqlite3.Connection) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     assert isinstance(version, int)
     return version
-
-
-def _script(connection: sqlite3.Connection, text: str) -> None:
-    # `executescript` would commit the surrounding transaction.
-    statement = ""
-    for line in text.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            connection.execute(statement)
-            statement = ""

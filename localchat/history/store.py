@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from localchat.chat.conversation import Conversation, Node
-from localchat.chat.titles import title_for
 from localchat.config.paths import WRITES
 from localchat.errors import UsageError
 from localchat.history.database import Database
@@ -25,16 +24,15 @@ from localchat.history.queries import (
 )
 from localchat.history.tables import (
     ConversationRow,
-    NodeRow,
     NodeRows,
     conversation_from_row,
-    conversation_row,
     deleted_before,
     erase,
     node_from_row,
-    node_rows,
     packed,
+    read_conversation,
     read_media,
+    read_nodes,
     remove_message,
     searchable,
     undelete,
@@ -49,19 +47,11 @@ _RESTORABLE_S: Final = 30 * 24 * 3600.0
 _MIN_PREFIX: Final = 4
 _LARGE_TEXT: Final = 256 << 10
 """Characters of a message whose space is released immediately."""
-_CONVERSATION: Final = ", ".join(ConversationRow._fields)
-_NODE: Final = ", ".join(NodeRow._fields)
 
 
 Summaries: TypeAlias = list[ConversationSummary]
 Hits: TypeAlias = list[SearchHit]
 """Aliases, because `History.list` hides the type inside the class."""
-
-
-class Purged(NamedTuple):
-    """Number of permanently deleted conversations."""
-
-    conversations: int
 
 
 class History:
@@ -105,19 +95,6 @@ class History:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def save(self, conversation: Conversation) -> None:
-        """Write the title, model, policy and head of a conversation, without its messages."""
-        self.write(conversation_row(conversation, title_for(conversation)), ())
-
-    def put(self, conversation_id: str, node: Node) -> None:
-        """Write a new or changed message."""
-        self.write(None, (node_rows(conversation_id, node),))
-
-    def append(self, conversation: Conversation, nodes: Iterable[Node]) -> None:
-        """Write a conversation and some of its messages in one transaction."""
-        rows = [node_rows(conversation.id, node) for node in nodes]
-        self.write(conversation_row(conversation, title_for(conversation)), rows)
 
     def write(self, conversation: ConversationRow | None, nodes: Iterable[NodeRows]) -> None:
         """Write rows in one transaction. A message restores a deleted conversation."""
@@ -186,19 +163,13 @@ class History:
         """
         id_ = self.find(id_or_prefix)
         with self._database.read() as connection:
-            stored = connection.execute(
-                f"SELECT {_CONVERSATION} FROM conversations WHERE id = ?",  # noqa: S608
-                (id_,),
-            ).fetchone()
-            rows = connection.execute(
-                f"SELECT {_NODE} FROM nodes WHERE conversation = ? ORDER BY number",  # noqa: S608
-                (id_,),
-            ).fetchall()
+            row = read_conversation(connection, id_)
+            rows = read_nodes(connection, id_)
             media = read_media(connection, id_)
-        row = ConversationRow(*stored)
+        assert row is not None
         conversation = conversation_from_row(row)
-        for values in rows:
-            node = node_from_row(NodeRow(*values), media)
+        for node_row in rows:
+            node = node_from_row(node_row, media)
             conversation.nodes[node.id] = node
         conversation.repair()
         self._rows[id_] = row
@@ -248,14 +219,14 @@ class History:
         """Undo a `delete` and return the id. Raises UsageError after permanent deletion."""
         id_ = self.find(id_or_prefix, deleted=True)
         with self._database.write() as connection:
-            connection.execute("UPDATE conversations SET deleted_s = NULL WHERE id = ?", (id_,))
+            undelete(connection, id_)
         return id_
 
-    def purge(self, deleted_before_s: float) -> Purged:
-        """Delete permanently what was deleted before this time, in seconds since 1970."""
+    def purge(self, deleted_before_s: float) -> int:
+        """Delete permanently what was deleted before this time, in seconds since 1970. Return the number."""
         with self._database.read() as connection:
             if not deleted_before(connection, deleted_before_s):
-                return Purged(0)
+                return 0
         with self._database.write() as connection:
             # Ask again, because another program may have purged them first.
             ids = deleted_before(connection, deleted_before_s)
@@ -266,7 +237,7 @@ class History:
         if self._writes_folder is not None:
             for id_ in ids:
                 shutil.rmtree(self._writes_folder / id_, ignore_errors=True)
-        return Purged(len(ids))
+        return len(ids)
 
     def _forget_kv(self, ids: Iterable[str]) -> None:
         """Delete the KV that only these conversations use."""

@@ -186,12 +186,26 @@ _NODE: Final = ", ".join(NodeRow._fields)
 _PLACEHOLDERS: Final = ", ".join("?" for _ in ConversationRow._fields)
 _NODE_PLACEHOLDERS: Final = ", ".join("?" for _ in (*NodeRow._fields, "indexed"))
 _READ_CONVERSATION: Final = f"SELECT {_CONVERSATION} FROM conversations WHERE id = ?"  # noqa: S608
+_READ_NODES: Final = f"SELECT {_NODE} FROM nodes WHERE conversation = ? ORDER BY number"  # noqa: S608
 _NEW_CONVERSATION: Final = f"INSERT INTO conversations ({_CONVERSATION}) VALUES ({_PLACEHOLDERS})"  # noqa: S608
 _NEW_NODE: Final = f"INSERT INTO nodes ({_NODE}, indexed) VALUES ({_NODE_PLACEHOLDERS})"  # noqa: S608
 _NEW_STATE: Final = (
     "UPDATE nodes SET parent = ?, role = ?, state = ?, created_s = ?, content = ?, exact = ?, "
     "rest = ?, indexed = ? WHERE number = ?"
 )
+
+
+def read_conversation(connection: sqlite3.Connection, id_: str) -> ConversationRow | None:
+    """Return the row of a conversation. None if it does not exist."""
+    stored = connection.execute(_READ_CONVERSATION, (id_,)).fetchone()
+    if stored is None:
+        return None
+    return ConversationRow(*stored)
+
+
+def read_nodes(connection: sqlite3.Connection, conversation: str) -> list[NodeRow]:
+    """Return the rows of all messages of a conversation, oldest first."""
+    return [NodeRow(*row) for row in connection.execute(_READ_NODES, (conversation,))]
 
 
 def write_conversation(
@@ -201,12 +215,11 @@ def write_conversation(
 
     before: the row as the caller last read it.
     """
-    stored = connection.execute(_READ_CONVERSATION, (row.id,)).fetchone()
-    if stored is None:
+    current = read_conversation(connection, row.id)
+    if current is None:
         connection.execute(_NEW_CONVERSATION, row)
         _index_title(connection, row.id, None, row.title)
         return
-    current = ConversationRow(*stored)
     changes = {
         name: value
         for name, value in row._asdict().items()
@@ -301,7 +314,7 @@ def _forget_media(connection: sqlite3.Connection, where: str, id_: str) -> None:
 
 
 def undelete(connection: sqlite3.Connection, id_: str) -> None:
-    """Undo a deletion, because a program continues the conversation."""
+    """Undo the deletion of a conversation."""
     connection.execute(
         "UPDATE conversations SET deleted_s = NULL WHERE id = ? AND deleted_s IS NOT NULL", (id_,)
     )

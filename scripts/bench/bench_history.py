@@ -1,6 +1,6 @@
 """Measures how fast a large history opens, lists, loads and searches.
 
-    python scripts/bench/bench_history.py
+    PYTHONPATH=. python scripts/bench/bench_history.py
 
 Makes a file of conversations from a seed, then times each operation of a front end, the first
 connection separately. The last line is JSON. The target: 10,000 conversations open and search in 100
@@ -23,6 +23,7 @@ from pathlib import Path
 from localchat.chat.conversation import Conversation
 from localchat.engine.request import Message
 from localchat.history.store import History
+from tests.support.histories import record
 
 WORDS = 20_000
 """Different words; drawn by Zipf's law, as words of a language come."""
@@ -105,7 +106,7 @@ def fill(path: Path, options: argparse.Namespace) -> None:
                     text += " 今天天气怎么样 a->b"
                 role = "assistant" if turn % 2 else "user"
                 conversation.add(Message(role, text), parent=conversation.head)
-            history.append(conversation, conversation.nodes.values())
+            record(history, conversation, conversation.nodes.values())
 
 
 def measured(path: Path, rounds: int) -> dict[str, list[float]]:

@@ -18,6 +18,7 @@ from localchat.errors import HistoryUnusable
 from localchat.history.autosave import Autosave
 from localchat.history.store import History
 from localchat.session.recorder import ConversationRecorder
+from tests.support.histories import record
 
 _LAST_SECOND = 1.0
 
@@ -63,7 +64,7 @@ def killed(path: Path, after_s: float) -> Loss:
         drafted = history.draft(last.id).removeprefix("draft") or "0"
         kept = Conversation()
         kept.add(Message("user", "it goes on"), parent=None)
-        history.append(kept, kept.nodes.values())
+        record(history, kept, kept.nodes.values())
     return Loss(max(early, default=0), len(written), int(drafted))
 
 

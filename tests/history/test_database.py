@@ -12,6 +12,7 @@ from localchat.errors import HistoryUnusable
 from localchat.history.migrations import VERSION
 from localchat.history.store import History
 from tests.support.conversations import kept
+from tests.support.histories import put_node, record
 
 FIRST_VERSION = """
 CREATE TABLE conversations (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, title TEXT NOT NULL,
@@ -157,9 +158,9 @@ def test_a_failed_write_leaves_nothing_half(path: Path) -> None:
         )
         connection.close()
         with pytest.raises(HistoryUnusable, match="no bad ones"):
-            history.append(conversation, [good, bad])
+            record(history, conversation, [good, bad])
         assert history.list() == []
-        history.append(conversation, [good])
+        record(history, conversation, [good])
         assert len(history.load(conversation.id).nodes) == 1
 
 
@@ -177,8 +178,8 @@ def _large_conversation(path: Path) -> None:
     with closing(History.open(path)) as history:
         conversation = Conversation()
         question = conversation.add(Message("user", "word " * 1_000_000), parent=None)
-        history.save(conversation)
-        history.put(conversation.id, question)
+        record(history, conversation)
+        put_node(history, conversation.id, question)
         assert path.stat().st_size + Path(f"{path}-wal").stat().st_size > 1_000_000
         history.withdraw(conversation.id, question)
 

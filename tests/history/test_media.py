@@ -6,6 +6,7 @@ from pathlib import Path
 from localchat.chat.conversation import Conversation, Node
 from localchat.engine.request import Attachment, Message
 from localchat.history.store import History
+from tests.support.histories import record
 from tests.support.media import png
 
 PICTURE = Attachment("image", png(), 3, "chart.png")
@@ -14,7 +15,7 @@ PICTURE = Attachment("image", png(), 3, "chart.png")
 def conversation(history: History, *attachments: Attachment) -> tuple[Conversation, Node]:
     created = Conversation(model="m")
     node = created.add(Message("user", "one two", attachments=attachments), parent=None)
-    history.append(created, [node])
+    record(history, created, [node])
     return created, node
 
 
@@ -28,7 +29,7 @@ def test_attachments_are_stored_once_and_loaded_again(tmp_path: Path) -> None:
         first, node = conversation(history, PICTURE)
         second, _ = conversation(history, PICTURE, Attachment("image", png(9, 9), 3))
         edited = first.add(Message("user", "again", attachments=(PICTURE,)), parent=None)
-        history.append(first, [edited])
+        record(history, first, [edited])
         assert stored(history) == 2
         loaded = history.load(first.id)
         assert loaded.nodes[node.id].message == node.message
@@ -45,7 +46,7 @@ def test_a_withdrawn_question_takes_its_pictures_along(tmp_path: Path) -> None:
     with History.open(tmp_path / "history.db") as history:
         created, node = conversation(history)
         question = created.add(Message("user", "q", attachments=(PICTURE,)), parent=node.id)
-        history.append(created, [question])
+        record(history, created, [question])
         assert stored(history) == 1
         history.withdraw(created.id, question)
         assert stored(history) == 0

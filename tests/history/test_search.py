@@ -14,6 +14,7 @@ from localchat.engine.request import Message
 from localchat.history.search_query import parse, snippet
 from localchat.history.store import History
 from tests.support.conversations import kept, talk
+from tests.support.histories import put_node, record
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +103,11 @@ def test_changed_text_is_found_by_its_new_words_alone() -> None:
         node = conversation.nodes[conversation.head or ""]
         growing = replace(node, state="open")
         conversation.put(growing)
-        history.append(conversation, conversation.nodes.values())
+        record(history, conversation, conversation.nodes.values())
         assert len(history.search("growing")) == 1
         for text, state in (("grown tall", "whole"), ("other words", "stopped")):
             message = Message("assistant", text)
-            history.put(conversation.id, replace(node, message=message, state=state))
+            put_node(history, conversation.id, replace(node, message=message, state=state))
             assert len(history.search(text)) == 1
         assert not history.search("growing")
         assert not history.search("tall")
@@ -148,12 +149,12 @@ def test_the_index_follows_every_change(changes: list[tuple[int, int, list[str],
             node = Node(f"{place}-{which}", None, Message("user", " ".join(words)))
             node = convert({**to_builtins(node), "state": state}, Node)
             if len(words) == 3 and words[0] == words[1]:
-                history.save(conversation)
+                record(history, conversation)
                 history.delete(conversation.id)
                 history.purge(time.time() + 1)
                 conversation.nodes.clear()
             conversation.nodes[node.id] = node
-            history.append(conversation, [node])
+            record(history, conversation, [node])
         for word in ("alpha", "beta", "天气", "x-y", "alpha beta"):
             wanted = {
                 conversation.id

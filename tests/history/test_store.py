@@ -17,6 +17,7 @@ from localchat.engine.request import CalledTool, Message
 from localchat.errors import UsageError
 from localchat.history.store import History
 from tests.support.conversations import kept
+from tests.support.histories import put_node, record
 
 DONE = Done(
     Usage(12, 4, 3),
@@ -55,7 +56,7 @@ def test_everything_of_a_conversation_comes_back(history: History) -> None:
     before.put(replace(node, metrics=METRICS, state="length", error="why"))
     before.add(Message("system", "sum"), parent=node.id, replaces=[question.id, node.id])
     before.back_to(node.id)
-    history.append(before, before.nodes.values())
+    record(history, before, before.nodes.values())
     assert history.load(before.id) == before
 
 
@@ -67,7 +68,7 @@ def test_any_text_comes_back_as_it_was(texts: list[str]) -> None:
     node = before.add(Message("user", content, reasoning=reasoning), parent=None)
     before.put(replace(node, error=error))
     with History.open(None) as history:
-        history.append(before, before.nodes.values())
+        record(history, before, before.nodes.values())
         history.put_draft(before.id, draft)
         after = history.load(before.id)
         assert after == before
@@ -84,7 +85,7 @@ def test_ids_may_be_shortened_while_they_are_unique(history: History) -> None:
     one, other = Conversation(id="aaaa1" + "0" * 27), Conversation(id="aaaa2" + "0" * 27)
     for conversation in (one, other):
         conversation.add(Message("user", "hi"), parent=None)
-        history.append(conversation, conversation.nodes.values())
+        record(history, conversation, conversation.nodes.values())
     assert history.load("aaaa1").id == one.id
     assert history.load(one.id.upper()).id == one.id
     with pytest.raises(UsageError, match="several"):
@@ -124,7 +125,7 @@ def test_a_message_that_cannot_be_read_keeps_its_text(history: History, path: Pa
 
 def test_the_list_has_pages_and_the_newest_first(history: History) -> None:
     made = [kept(history, f"question {number}") for number in range(7)]
-    history.save(Conversation())  # nothing was said in it
+    record(history, Conversation())  # nothing was said in it
     first = history.list(3)
     second = history.list(10, first[-1])
     assert [one.id for one in (*first, *second)] == [one.id for one in reversed(made)]
@@ -147,19 +148,19 @@ def test_deleted_ones_are_hidden_restored_and_purged(history: History) -> None:
     assert history.restore(one.id[:8]) == one.id
     assert len(history.search("alpha")) == 2
     history.delete(one.id)
-    assert history.purge(time.time() - 60).conversations == 0
-    assert history.purge(time.time() + 1).conversations == 1
+    assert history.purge(time.time() - 60) == 0
+    assert history.purge(time.time() + 1) == 1
     with pytest.raises(UsageError, match="no removed conversation begins with"):
         history.restore(one.id)
     assert [hit.summary.id for hit in history.search("alpha")] == [other.id]
     with History.open(None) as empty:
-        assert empty.purge(time.time()).conversations == 0
+        assert empty.purge(time.time()) == 0
 
 
 def test_who_goes_on_writing_takes_a_deletion_back(history: History) -> None:
     conversation = kept(history, "one")
     history.delete(conversation.id)
-    history.put(conversation.id, conversation.add(Message("assistant", "two"), parent=None))
+    put_node(history, conversation.id, conversation.add(Message("assistant", "two"), parent=None))
     assert len(history.load(conversation.id).nodes) == 2
 
 
@@ -168,7 +169,7 @@ def test_a_new_title_is_not_undone_by_a_program_that_knows_the_old_one(path: Pat
         conversation = kept(one, "what is a fnord")
         other.rename(conversation.id, "about  fnords")
         conversation.system = "be brief"
-        one.save(conversation)
+        record(one, conversation)
         after = other.load(conversation.id)
         assert (after.title, after.system) == ("about fnords", "be brief")
         assert [hit.summary.title for hit in one.search("about")] == ["about fnords"]
@@ -182,7 +183,7 @@ def test_nor_by_one_that_read_it_before_its_history_was_opened(path: Path) -> No
         with History.open(path) as other:
             other.rename(conversation.id, "about fnords")
     with History.open(path) as later:
-        later.append(conversation, [conversation.add(Message("assistant", "no"), parent=None)])
+        record(later, conversation, [conversation.add(Message("assistant", "no"), parent=None)])
         assert later.load(conversation.id).title == "about fnords"
 
 
@@ -191,8 +192,8 @@ def test_two_programs_in_one_conversation_both_keep_their_messages(path: Path) -
         mine = kept(one, "question")
         theirs = other.load(mine.id)
         root = mine.head
-        one.append(mine, [mine.add(Message("assistant", "mine"), parent=root)])
-        other.append(theirs, [theirs.add(Message("assistant", "theirs"), parent=root)])
+        record(one, mine, [mine.add(Message("assistant", "mine"), parent=root)])
+        record(other, theirs, [theirs.add(Message("assistant", "theirs"), parent=root)])
         after = one.load(mine.id)
         assert {node.message.content for node in after.children(root)} == {"mine", "theirs"}
         assert after.head == theirs.head
@@ -205,12 +206,12 @@ def test_many_writers_at_once_lose_nothing(path: Path) -> None:
         with History.open(path) as history:
             for count in range(15):
                 node = Node(f"{number}-{count}", None, Message("user", f"{number} {count}"))
-                history.put(conversation.id, node)
+                put_node(history, conversation.id, node)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(4)))
     with History.open(path) as history:
-        history.save(conversation)
+        record(history, conversation)
         assert len(history.load(conversation.id).nodes) == 60
 
 
@@ -237,14 +238,14 @@ def test_the_file_is_for_its_owner_alone(history: History, path: Path) -> None:
 def test_a_question_that_is_withdrawn_leaves_what_was_there_before(history: History) -> None:
     conversation = Conversation()
     first = conversation.add(Message("user", "first words"), parent=None)
-    history.append(conversation, [first])
+    record(history, conversation, [first])
     second = conversation.add(Message("user", "second words"), parent=first.id)
-    history.append(conversation, [second])
+    record(history, conversation, [second])
     history.withdraw(conversation.id, second)
     assert history.load(conversation.id).path() == (first,)
     assert not history.search("second")
     history.withdraw(conversation.id, first)
     assert history.list() == []
     assert not history.search("first")
-    history.append(conversation, [first])
+    record(history, conversation, [first])
     assert history.search("first")

@@ -3,6 +3,7 @@
 from localchat.chat.conversation import Conversation
 from localchat.engine.request import Message
 from localchat.history.store import History
+from tests.support.histories import record
 
 
 def talk(*texts: str, title: str = "") -> Conversation:
@@ -16,5 +17,5 @@ def talk(*texts: str, title: str = "") -> Conversation:
 
 def kept(history: History, *texts: str, title: str = "") -> Conversation:
     conversation = talk(*texts, title=title)
-    history.append(conversation, conversation.nodes.values())
+    record(history, conversation, conversation.nodes.values())
     return conversation

@@ -11,6 +11,7 @@ from localchat.history.store import History
 from scripts.bench.tui.programs import MARK
 from scripts.bench.tui.prose import markdown
 from scripts.bench.tui.terminal import Terminal
+from tests.support.histories import record
 
 EMPTY = "sk anything"
 """The composer is drawn; its first letter is under the cursor, in a separate style."""
@@ -72,4 +73,4 @@ def _talk(path: Path) -> None:
         answer = Message("assistant", markdown(_TOKENS, number) + mark)
         nodes.append(conversation.add(answer, parent=conversation.head))
     with History.open(path) as history:
-        history.append(conversation, nodes)
+        record(history, conversation, nodes)

@@ -27,6 +27,7 @@ from localchat.models.published_shapes import published_model
 from localchat.session.context import CatalogEstimate
 from localchat.tui.screens import models
 from localchat.tui.screens.used_models import UsedModels
+from tests.support.histories import record
 from tests.support.tui_stage import Stage, app_of, play, until
 
 GB = 10**9
@@ -196,9 +197,9 @@ def test_a_model_that_was_used_by_its_path_is_listed_and_the_one_in_use_is_named
         app = app_of(pilot)
         assert app.recorder.history is not None
         old = Conversation(model=str(earlier))
-        app.recorder.history.append(old, [old.add(Message("user", "hi"), parent=None)])
+        record(app.recorder.history, old, [old.add(Message("user", "hi"), parent=None)])
         gone = Conversation(model=str(tmp_path / "gone.gguf"))
-        app.recorder.history.append(gone, [gone.add(Message("user", "hi"), parent=None)])
+        record(app.recorder.history, gone, [gone.add(Message("user", "hi"), parent=None)])
         await pilot.press("f3")
         screen: Any = pilot.app.screen
         await until(pilot, lambda: screen._models)

@@ -1,0 +1,19 @@
+"""Writes conversations into a history at once, as the autosave does a moment later."""
+
+from collections.abc import Iterable
+
+from localchat.chat.conversation import Conversation, Node
+from localchat.chat.titles import title_for
+from localchat.history.store import History
+from localchat.history.tables import conversation_row, node_rows
+
+
+def record(history: History, conversation: Conversation, nodes: Iterable[Node] = ()) -> None:
+    """Write a conversation and some of its messages."""
+    rows = [node_rows(conversation.id, node) for node in nodes]
+    history.write(conversation_row(conversation, title_for(conversation)), rows)
+
+
+def put_node(history: History, conversation_id: str, node: Node) -> None:
+    """Write a message."""
+    history.write(None, [node_rows(conversation_id, node)])
