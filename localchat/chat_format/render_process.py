@@ -91,14 +91,6 @@ class RenderProcess:
         """Kill the process, even during a render. A later render starts it again."""
         self._end()
 
-    @property
-    def pid(self) -> int | None:
-        """Process id, None if the process is not running."""
-        process = self._process
-        if process is not None and process.poll() is None:
-            return process.pid
-        return None
-
     def variables(self, source: str) -> frozenset[str]:
         """Return the names that a template reads but does not set. Raises RenderFailure and TemplateError."""
         if len(source) > self.limits.source:

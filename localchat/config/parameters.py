@@ -29,8 +29,6 @@ class SamplingNumber(NamedTuple):
     """Values that a client of the server can mean; None for `engine_range`."""
     alias: str = ""
     """Second name of the field in requests."""
-    llamacpp_name: str = ""
-    """Name in the settings that llama.cpp reports; empty for the key."""
     llamacpp_stage: str = ""
     """Name in llama.cpp's list of samplers; empty for one that the list cannot turn off."""
     reads_text: bool = False
@@ -437,7 +435,6 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
             off=1.0,
             client_range=(1e-3, 10.0),
             alias="repeat_penalty",
-            llamacpp_name="repeat_penalty",
             llamacpp_stage="penalties",
             reads_text=True,
         ),

@@ -47,8 +47,6 @@ class Excerpt(NamedTuple):
     """Text before everything else of the message, empty if an earlier message has it."""
     label: str
     """Description of the excerpt on one line."""
-    whole: bool = False
-    """Whether it is the complete collection."""
 
 
 class DocumentLibrary:
@@ -171,13 +169,13 @@ def excerpt_of(
     if summary.length <= context * _SHARE * _CHARACTERS_PER_TOKEN:
         text = _framed(collection.name, collection.passages(), complete=True)
         if any(text in message for message in sent):
-            return Excerpt("", f"@{collection.name}: read above", whole=True)
+            return Excerpt("", f"@{collection.name}: read above")
         count = _count(engine, text)
         room = int(context * _SHARE) - used
         if count <= room:
             files = "1 file" if summary.files == 1 else f"all {summary.files} files"
             label = f"@{collection.name}: {files}, {tokens_text(count)}"
-            return Excerpt(text, label, whole=True)
+            return Excerpt(text, label)
     room = (context - used) // 2
     limit = max(1, min(_MAX_PASSAGES, room // _PASSAGE_TOKENS))
     while True:

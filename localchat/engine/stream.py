@@ -82,13 +82,6 @@ class Stream:
                 waiter.set_exception(error)
             return True
 
-    def end(self) -> None:
-        """End the stream without `Done`, for a request that was cancelled on purpose."""
-        with self._lock:
-            self._ended = True
-            waiter = self._take_waiter()
-        _wake([waiter] if waiter is not None else [])
-
     def close(self) -> None:
         with self._lock:
             if self._closed:

@@ -68,7 +68,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     file_bytes: Annotated[int, Meta(ge=0)]
-    quantization: str
     backend: str
     threads: Annotated[int, Meta(ge=0)]
     """The number that computed, never 0."""

@@ -207,8 +207,6 @@ class TokenScale:
     tokens_per_word: float = 1.4
     overhead_tokens: float = 0.0
     """Tokens of the chat template."""
-    measured: bool = False
-    """False if the server reports no usage, so that prompt lengths are estimates."""
 
     @classmethod
     def of(cls, probes: Iterable[tuple[int, int]]) -> "TokenScale":
@@ -217,7 +215,7 @@ class TokenScale:
         per_word = (more_tokens - tokens) / (more_words - words)
         if not tokens or per_word <= 0:
             return cls()
-        return cls(per_word, tokens - words * per_word, measured=True)
+        return cls(per_word, tokens - words * per_word)
 
     def words(self, tokens: float, *, whole_prompt: bool = True) -> int:
         """Return the words for this many tokens. A whole prompt spends some on the template."""

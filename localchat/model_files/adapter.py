@@ -36,17 +36,6 @@ class Adapter(NamedTuple):
         """Bytes of all matrices in memory."""
         return sum(a.size_bytes + b.size_bytes for a, b in self.pairs.values())
 
-    @property
-    def rank(self) -> int:
-        """Highest rank of the matrices."""
-        return max(b.shape[0] for _, b in self.pairs.values())
-
-    @property
-    def alpha(self) -> float:
-        """Numerator of the scale. 0: the scale does not depend on the rank."""
-        alpha = self.header.metadata.get("adapter.lora.alpha", 0.0)
-        return float(alpha) if isinstance(alpha, int | float) else 0.0
-
     def identity(self) -> str:
         """Return a hash of the content, which separates caches. Reads the whole file. Raises ModelInvalid."""
         try:

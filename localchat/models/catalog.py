@@ -91,11 +91,6 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Part of the name before the colon."""
         return self.name.partition(":")[0]
 
-    @property
-    def size(self) -> str:
-        """Part of the name after the colon."""
-        return self.name.partition(":")[2]
-
     def source(self, quantization: str | None) -> tuple[CatalogSource, str] | None:
         """Return the source of a quantization and its spelling there. None selects the default of the first."""
         if quantization is None:

@@ -40,7 +40,6 @@ def measured_run(info: EngineInfo, done: Done) -> Run | None:
     return Run(
         path=info.path,
         file_bytes=info.file_bytes,
-        quantization=info.quantization,
         backend=info.backend,
         threads=info.threads or read_cores(),
         gpu_layers=info.gpu_layers,

@@ -86,7 +86,6 @@ class ModelCard(msgspec.Struct, frozen=True):
     """Size of the file, 0 if unknown."""
     abilities: frozenset[str] = frozenset()
     """A subset of chat, tools, thinking, infill, embedding."""
-    loaded: bool = False
     context_tokens: int = 0
     """Context at the last load, 0 before the first one."""
     media: tuple[str, ...] = ()

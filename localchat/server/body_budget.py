@@ -19,13 +19,9 @@ class BodyBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._used_bytes = 0
-        self._trim_timer: asyncio.TimerHandle | None = None
-
-    @property
-    def used_bytes(self) -> int:
+        self.used_bytes = 0
         """Bytes reserved now."""
-        return self._used_bytes
+        self._trim_timer: asyncio.TimerHandle | None = None
 
     def reservation(self) -> "BodyReservation":
         """Return the reservation of one body. The end of its `with` block returns the bytes."""
@@ -33,15 +29,15 @@ class BodyBudget:
 
     def take(self, size_bytes: int) -> None:
         """Reserve bytes. Raises ApiError (503) if the bodies in flight use up the budget."""
-        if size_bytes > 0 and self._used_bytes + size_bytes > self._limit_bytes:
+        if size_bytes > 0 and self.used_bytes + size_bytes > self._limit_bytes:
             error = unavailable("Other requests are sending large bodies; try again in a moment.")
             error.headers["connection"] = "close"
             raise error
-        self._used_bytes += size_bytes
+        self.used_bytes += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
         """Return bytes. After a large body, free memory returns to the system a moment later."""
-        self._used_bytes -= size_bytes
+        self.used_bytes -= size_bytes
         # One trim serves all large bodies that end within the pause.
         if size_bytes >= _TRIM_BYTES and self._trim_timer is None:
             loop = asyncio.get_running_loop()

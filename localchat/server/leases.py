@@ -117,16 +117,14 @@ class AsyncEnginePool:
         """Return the models that a request may name, the server's own first. Refreshes an old list."""
         if self.resolver.stale and (self._refresh is None or self._refresh.done()):
             self._refresh = asyncio.ensure_future(self.refresh())
-        loaded = {name for name, _ in self.pool.engines()}
-        return [self._card(card, card.name in loaded) for card in self.resolver.models()]
+        return [self._card(card) for card in self.resolver.models()]
 
-    def _card(self, card: ModelCard, loaded: bool) -> ModelCard:
+    def _card(self, card: ModelCard) -> ModelCard:
         info = self._last_infos.get(card.name)
         if info is None:
-            return msgspec.structs.replace(card, loaded=loaded)
+            return card
         return msgspec.structs.replace(
             card,
-            loaded=loaded,
             context_tokens=info.context_tokens,
             context_train=info.context_train,
             media=info.media,

@@ -166,15 +166,3 @@ def test_consumer_whose_event_loop_is_closed_does_not_stop_the_others() -> None:
     put_together([(gone, [Text(0, "a")]), (here, [Text(0, "b")])])
     assert texts(asyncio.run(here.batch())) == ["b"]
     reader.close()
-
-
-def test_an_ended_stream_gives_its_events_and_stops_without_done() -> None:
-    stream = Stream(lambda: None)
-    stream.put(Text(0, "a"))
-    stream.end()
-    assert list(stream) == [Text(0, "a")]
-
-    async def read() -> list[Event]:
-        return [event async for event in stream]
-
-    assert asyncio.run(read()) == []

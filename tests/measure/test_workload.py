@@ -63,8 +63,8 @@ def test_an_edit_asks_for_the_text_that_it_holds() -> None:
 
 
 def test_without_usage_lengths_are_estimates() -> None:
-    assert not TokenScale.of([(16, 0), (144, 0)]).measured
-    assert SCALE.measured
+    assert TokenScale.of([(16, 0), (144, 0)]) == TokenScale()
+    assert TokenScale() != SCALE
     assert TokenScale().words(200) == 143
 
 

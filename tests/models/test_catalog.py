@@ -110,7 +110,7 @@ def test_everything_that_is_listed_has_a_backend_that_runs_it(name: str) -> None
 
 def test_size_in_the_name_is_about_the_number_of_parameters() -> None:
     for name, entry in CATALOGUE.items():
-        head = entry.size.split("-")[0]
+        head = name.partition(":")[2].split("-")[0]
         if head[-1] in "bm" and head[:-1].replace(".", "").isdigit():
             told = float(head[:-1]) * (1e9 if head[-1] == "b" else 1e6)
             assert 0.8 < entry.parameters / told < 1.25, name

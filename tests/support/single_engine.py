@@ -35,11 +35,10 @@ class SingleEngine(AsyncEnginePool):
     def models(self) -> list[ModelCard]:
         info = self._info
         if info is None:
-            return [ModelCard(self.name, loaded=True, created=self.created)]
+            return [ModelCard(self.name, created=self.created)]
         return [
             ModelCard(
                 self.name,
-                loaded=True,
                 context_tokens=info.context_tokens,
                 context_train=info.context_train,
                 created=self.created,

@@ -54,10 +54,6 @@ class RemoteClient:
             follow_redirects=False,
         )
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         self._closed = True
         self._client.close()

@@ -76,9 +76,7 @@ async def running(request: Request) -> Response:
     service = service_of(request)
     cards = {card.name: card for card in service.engines.models()}
     loaded = await service.engines.query_loaded(lambda engine: engine.info())
-    models = [
-        _running(cards.get(name) or ModelCard(name, loaded=True), info) for name, _, info in loaded
-    ]
+    models = [_running(cards.get(name) or ModelCard(name), info) for name, _, info in loaded]
     return json_response({"models": models})
 
 

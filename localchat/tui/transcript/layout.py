@@ -393,10 +393,6 @@ class BlockLayout:
             item.block_rows = None
         return not item.unfinished
 
-    def text(self, index: int) -> list[tuple[str, str | None]]:
-        """Return the undecorated text of each row, and its joint to the next row."""
-        return [(row.text[row.lead_length :], row.joint) for row in self.rows(index).rows]
-
     def _estimate(self, item: LaidOutBlock) -> int:
         return estimate_height(item.block, self.width or 80, is_open=item.is_open)
 

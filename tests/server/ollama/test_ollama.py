@@ -14,7 +14,6 @@ from tests.support.single_engine import SingleEngine
 
 CODER = ModelCard(
     "qwen2.5-coder:7b-q4_k_m",
-    loaded=False,
     context_tokens=16_384,
     context_train=131_072,
     created=1_700_000_000,
@@ -24,9 +23,9 @@ CODER = ModelCard(
     size_bytes=4_683_073_184,
     abilities=frozenset({"chat", "tools", "infill"}),
 )
-PLAIN = ModelCard("hf.co/someone/base:Q8_0", loaded=False, parameters=494_032_768)
-EMBEDDER = ModelCard("vectors", loaded=False, abilities=frozenset({"embedding"}))
-THINKER = ModelCard("thinker", loaded=False, context_train=4096, abilities=frozenset({"thinking"}))
+PLAIN = ModelCard("hf.co/someone/base:Q8_0", parameters=494_032_768)
+EMBEDDER = ModelCard("vectors", abilities=frozenset({"embedding"}))
+THINKER = ModelCard("thinker", context_train=4096, abilities=frozenset({"thinking"}))
 
 
 class Library(SingleEngine):
