@@ -22,12 +22,12 @@ from localchat.backend_api.sampling.gumbel import (
     chance,
     clear_winner,
     draw_key,
-    gumbel,
     winner,
 )
 from localchat.backend_api.sampling.reference import NOTHING, Draw, Sampler
 from localchat.backend_api.sampling.repetition import breaker_bits, repetition_penalties
 from localchat.backend_api.sampling.token_counts import TokenCounts
+from tests.support.gumbel_noise import gumbel
 
 Row = NDArray[np.float32]
 PLAIN = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)

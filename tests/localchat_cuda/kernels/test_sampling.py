@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat.backend_api.sampling.gumbel import G, chance, draw_key, gumbel, mix
+from localchat.backend_api.sampling.gumbel import G, chance, draw_key, mix
 from localchat.backend_api.sampling.reference import Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.backend_api.step import SamplingParams
@@ -15,6 +15,7 @@ from localchat_cuda.kernels.sampling import candidates, sample
 from localchat_cuda.kernels.sampling import state as sample_state
 from localchat_cuda.kernels.sampling.rare import RareTensors
 from localchat_cuda.kernels.sampling.rescore import decides
+from tests.support.gumbel_noise import gumbel
 
 V = 3000
 CPU = torch.device("cpu")
