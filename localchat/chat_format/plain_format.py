@@ -7,11 +7,10 @@ labels work to some degree with every model, including base models.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
 from localchat.chat_format.attachments import mark_attachments
-from localchat.chat_format.harmony_parser import ChannelParser
+from localchat.chat_format.base import ChatFormat
 from localchat.chat_format.parser import Answer, ChoiceParser, Part, Rendered
-from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
+from localchat.chat_format.reasoning_parser import ReasoningFamily
 from localchat.chat_format.tool_calls.families import UNKNOWN
 from localchat.engine.request import Message, Messages
 
@@ -28,10 +27,10 @@ NO_TEMPLATE = (
 NO_TOOLS = "This model has no chat template, so it does not see the tools."
 
 
-class PlainFormat:
+class PlainFormat(ChatFormat):
     """Renders each message as a labeled paragraph."""
 
-    markup: tuple[str, ...] = ()
+    markup = ()
     tool_call_family = UNKNOWN
     reasoning_family = ReasoningFamily.default()
     warning = NO_TEMPLATE
@@ -67,24 +66,10 @@ class PlainFormat:
 
         A grammar may force the answer to be a call.
         """
-        parser = make_answer_parser(
-            self.reasoning_family,
-            self.tool_call_family,
-            rendered.tools,
-            opened=rendered.opens_reasoning,
-        )
+        parser = super().answer_parser(rendered)
         if rendered.text.endswith(_ANSWER):
             return _TrimmedParser(parser)
         return parser
-
-    def reasoning_tracker(self, rendered: Rendered) -> ReasoningParser | ChannelParser:
-        """Return a parser that only tracks whether an answer is inside reasoning."""
-        return make_reasoning_parser(
-            self.reasoning_family,
-            self.tool_call_family,
-            rendered.tools,
-            opened=rendered.opens_reasoning,
-        )
 
 
 class _TrimmedParser:

@@ -7,12 +7,11 @@ from functools import cached_property
 from typing import Any
 
 from localchat.backend_api.special_tokens import SpecialToken
-from localchat.chat_format.answer_parser import make_answer_parser, make_reasoning_parser
 from localchat.chat_format.attachments import mark_attachments
-from localchat.chat_format.harmony_parser import ChannelParser
+from localchat.chat_format.base import ChatFormat
 from localchat.chat_format.marker_guard import MarkerGuard
-from localchat.chat_format.parser import ChoiceParser, Rendered
-from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
+from localchat.chat_format.parser import Rendered
+from localchat.chat_format.reasoning_parser import ReasoningFamily
 from localchat.chat_format.render_process import RenderProcess
 from localchat.chat_format.template import ChatTemplate
 from localchat.chat_format.template_messages import ToolCallConvention, complete_tool, to_dicts
@@ -38,10 +37,8 @@ TOOLS_AS_TEXT = (
 )
 
 
-class TemplateFormat:
+class TemplateFormat(ChatFormat):
     """Renders with the template `default`, or with `tool_use` if tools are offered."""
-
-    warning = ""
 
     def __init__(
         self,
@@ -150,24 +147,6 @@ class TemplateFormat:
     def _may_reason(self, prompt: str) -> bool:
         """Whether the template knows reasoning and the prompt does not already close it."""
         return self._reasons and not prompt.rstrip().endswith(self.reasoning_family.closes)
-
-    def answer_parser(self, rendered: Rendered) -> ChoiceParser:
-        """Return a parser that separates reasoning and finds calls of the offered tools."""
-        return make_answer_parser(
-            self.reasoning_family,
-            self.tool_call_family,
-            rendered.tools,
-            opened=rendered.opens_reasoning,
-        )
-
-    def reasoning_tracker(self, rendered: Rendered) -> ReasoningParser | ChannelParser:
-        """Return a parser that only tracks whether an answer is inside reasoning."""
-        return make_reasoning_parser(
-            self.reasoning_family,
-            self.tool_call_family,
-            rendered.tools,
-            opened=rendered.opens_reasoning,
-        )
 
     def _probe_for(self, *, with_tools: bool) -> "_TemplateProbe":
         if with_tools and "tool_use" in self._probes:
