@@ -3,7 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from localchat.backend_api.interface import Availability, BuildInfo, Device, OpenModel, Remedy
+from localchat.backend_api.interface import (
+    Availability,
+    Backend,
+    BuildInfo,
+    Device,
+    OpenModel,
+    Remedy,
+)
 from localchat.fit.hardware import Machine, read_gpus, read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
@@ -14,7 +21,7 @@ from localchat_cuda import environment
 from localchat_cuda.plan import preflight
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """Run folders of safetensors and GGUF files on an NVIDIA GPU. See backend_api.interface.Backend."""
 
     name = "cuda"
@@ -37,10 +44,6 @@ class CudaBackend:
     def objection(self, model: ModelSummary) -> str:
         """Return the reason why this backend cannot run a model; empty if it can."""
         return preflight.objection(model)
-
-    def with_gpus(self, machine: Machine) -> Machine:
-        """Return the machine unchanged: its NVIDIA GPUs are already detected."""
-        return machine
 
     def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
         """Plan the memory of a load on the GPU that computes. Raises UsageError, ModelInvalid."""
@@ -73,13 +76,6 @@ class CudaBackend:
         if availability.ok or not gpus:
             return ()
         return (Remedy(f"{availability.reason} {availability.hint}".strip()),)
-
-    def quantizer(self) -> None:
-        """Return None: weights are rounded while they are loaded (`--quantize`)."""
-        return
-
-    def rebuilder(self) -> None:
-        """Return None: Triton compiles kernels when a model is loaded."""
 
     def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
         """Read config, tokenizer and headers. Raises ModelMissing, ModelInvalid."""

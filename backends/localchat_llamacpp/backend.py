@@ -5,6 +5,7 @@ from pathlib import Path
 
 from localchat.backend_api.interface import (
     Availability,
+    Backend,
     BuildInfo,
     OpenModel,
     Quantizer,
@@ -42,7 +43,7 @@ _NOT_GENERATIVE = frozenset(
 """Encoders and diffusion models, most of which `load.refuse_other_kinds` detects natively."""
 
 
-class LlamaCppBackend:
+class LlamaCppBackend(Backend):
     """Runs GGUF models on the CPU, and on GPUs that the library supports."""
 
     name = "llamacpp"

@@ -8,6 +8,7 @@ state table and KV cache, `0 <= slot < Capabilities.max_slots`, and is reused. A
 one sequence in a step.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,6 @@ __all__ = [
     "Mask",
     "MemoryOp",
     "MemoryReport",
-    "MinimalBackend",
     "ModelInfo",
     "NewBlocks",
     "OpenModel",
@@ -514,55 +514,52 @@ class Quantizer(Protocol):
         ...
 
 
-class Backend(Protocol):
-    """Interface to one way of running models. Found by the entry-point group `localchat.backends`, and created
-    without arguments.
+class Backend(ABC):
+    """Interface to one way of running models. Found by the entry-point group `localchat.backends`.
+
+    Created without arguments. A method that is not abstract has the answer of a backend without that ability.
 
     `plan`, `objection` and `expected_rate` take the header of a model whose file is one of `kinds`. Only
     `open`, `build_info` and `remedies` may load a native library.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    kinds: tuple[Kind, ...] = ()
+    """Kinds of files that the backend runs, in order of preference."""
 
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """Kinds of files that the backend runs, in order of preference."""
-        ...
+    @abstractmethod
+    def available(self) -> Availability:
+        """Return whether the backend can run here. Imports nothing heavy."""
+
+    @abstractmethod
+    def accepts(self, path: Path) -> bool:
+        """Return whether the backend runs `path`, a file or folder, by its first bytes or name."""
+
+    @abstractmethod
+    def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
+        """Read header and vocabulary. Raises ModelMissing, ModelInvalid."""
 
     def build_key(self) -> str:
         """Return a name of the native build and this CPU.
 
         Safe mode is stored by this key. Empty if there is no native code that could crash.
         """
-        ...
-
-    def available(self) -> Availability:
-        """Return whether the backend can run here. Imports nothing heavy."""
-        ...
-
-    def accepts(self, path: Path) -> bool:
-        """Return whether the backend runs `path`, a file or folder, by its first bytes or name."""
-        ...
-
-    def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
-        """Read header and vocabulary. Raises ModelMissing, ModelInvalid."""
-        ...
+        return ""
 
     def objection(self, model: ModelSummary) -> str:
         """Return why this build cannot run a model, as the end of a sentence. Empty: it can."""
-        ...
+        return ""
 
     def with_gpus(self, machine: Machine) -> Machine:
         """Return the machine with the GPUs that only this build can find. May take a second."""
-        ...
+        return machine
 
     def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
         """Plan the memory of a load on this machine, even if it does not fit.
 
         Raises UsageError for options that this model does not support.
         """
-        ...
+        raise LocalchatError("this backend can plan a load only after the model is open")
 
     def expected_rate(self, model: ModelSummary, plan: MemoryPlan, threads: int) -> Estimate | None:
         """Predict the tok/s of one request with a short context on an idle machine.
@@ -570,53 +567,20 @@ class Backend(Protocol):
         The estimate is a range. threads: 0 for every physical core. Takes less than a second. None if the
         backend cannot tell.
         """
-        ...
+        return None
 
     def build_info(self) -> BuildInfo:
         """Return the build of the library. Raises LocalchatError, ImportError, OSError."""
-        ...
-
-    def remedies(self) -> tuple[Remedy, ...]:
-        """Return ways to a better build, such as a rebuild for an unused GPU. Best first."""
-        ...
-
-    def rebuilder(self) -> Rebuilder | None:
-        """Return the rebuilder of the library. None: users cannot build it."""
-        ...
-
-    def quantizer(self) -> Quantizer | None:
-        """Return the quantizer of the library. None: it writes no models."""
-        ...
-
-
-class MinimalBackend:
-    """A Backend without plans and diagnostics. Subclasses add name, available, accepts and open."""
-
-    kinds: tuple[Kind, ...] = ()
-
-    def build_key(self) -> str:
-        return ""
-
-    def objection(self, model: ModelSummary) -> str:
-        return ""
-
-    def with_gpus(self, machine: Machine) -> Machine:
-        return machine
-
-    def plan(self, model: ModelSummary, options: LoadOptions, machine: Machine) -> MemoryPlan:
-        raise LocalchatError("this backend can plan a load only after the model is open")
-
-    def expected_rate(self, model: ModelSummary, plan: MemoryPlan, threads: int) -> Estimate | None:
-        return None
-
-    def build_info(self) -> BuildInfo:
         return BuildInfo("", "", frozenset(), offload=False, devices=())
 
     def remedies(self) -> tuple[Remedy, ...]:
+        """Return ways to a better build, such as a rebuild for an unused GPU. Best first."""
         return ()
 
     def rebuilder(self) -> Rebuilder | None:
+        """Return the rebuilder of the library. None: users cannot build it."""
         return None
 
     def quantizer(self) -> Quantizer | None:
+        """Return the quantizer of the library. None: it writes no models."""
         return None

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from localchat.backend_api.interface import Availability, Backend, MinimalBackend, OpenModel
+from localchat.backend_api.interface import Availability, Backend, OpenModel
 from localchat.errors import LocalchatError, ModelInvalid, UsageError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
@@ -31,7 +31,7 @@ _CLEARLY_FASTER = 1.2
 """Factor by which another backend must be faster than the usual one. Estimates are no more accurate."""
 
 
-class BrokenBackend(MinimalBackend):
+class BrokenBackend(Backend):
     """Replaces a backend that cannot be imported. Never available, accepts nothing."""
 
     def __init__(self, name: str, reason: str) -> None:

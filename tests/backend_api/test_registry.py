@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localchat.backend_api.interface import Availability, Backend, MinimalBackend, OpenModel
+from localchat.backend_api.interface import Availability, Backend, OpenModel
 from localchat.backend_api.registry import (
     choose_for_file,
     choose_for_load,
@@ -71,7 +71,7 @@ def test_the_backend_for_a_file_is_one_that_accepts_it(tmp_path: Path) -> None:
         choose_for_file(tmp_path / "m.bin")
 
 
-class Fake(MinimalBackend):
+class Fake(Backend):
     kinds: tuple[Kind, ...] = ("gguf", "safetensors")
 
     def __init__(

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from localchat.backend_api.interface import (
     Availability,
+    Backend,
     Capabilities,
     LoadRequest,
     LogitsPosition,
     MemoryReport,
-    MinimalBackend,
     ModelInfo,
     Progress,
     Runner,
@@ -407,7 +407,7 @@ class ScriptedModel:
         """Nothing to give back."""
 
 
-class ScriptedBackend(MinimalBackend):
+class ScriptedBackend(Backend):
     """Backend of scripts. Not an entry target: its name is `tests.support.scripted_backend:ScriptedBackend`."""
 
     name = "scripted"

@@ -14,7 +14,6 @@ from localchat.backend_api.interface import (
     Backend,
     BuildInfo,
     Device,
-    MinimalBackend,
     OpenModel,
     Remedy,
 )
@@ -39,7 +38,7 @@ BUILD = BuildInfo(
 )
 
 
-class FakeBackend(MinimalBackend):
+class FakeBackend(Backend):
     name = "llamacpp"
     kinds: tuple[Kind, ...] = ("gguf",)
 

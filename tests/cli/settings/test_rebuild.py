@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from localchat.backend_api.interface import (
+    Availability,
     Backend,
-    MinimalBackend,
     OpenModel,
     RebuildOffer,
     RebuildOutcome,
@@ -45,14 +45,14 @@ class FakeRebuilder:
         return there
 
 
-class FakeBackend(MinimalBackend):
+class FakeBackend(Backend):
     name = "llamacpp"
 
     def __init__(self, builder: FakeRebuilder) -> None:
         self._builder = builder
         self.found: tuple[Remedy, ...] = ()
 
-    def available(self) -> object:
+    def available(self) -> Availability:
         raise AssertionError("a rebuild does not ask")
 
     def accepts(self, path: Path) -> bool:
@@ -73,7 +73,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     # First imported below, it would keep the backends of this test for all that follow.
     importlib.import_module("localchat.cli.settings.doctor_report")
     made = FakeBackend(FakeRebuilder())
-    found: dict[str, Backend] = {"llamacpp": made}  # type: ignore[dict-item]
+    found: dict[str, Backend] = {"llamacpp": made}
     monkeypatch.setattr("localchat.backend_api.registry.find_backends", lambda: found)
     return made
 
