@@ -106,7 +106,7 @@ def _check_states(cache: HybridKVCacheManager) -> None:
 
 
 def _check_windows(cache: WindowedKVCacheManager) -> None:
-    check(cache._others)
+    check(cache._pages)
     _check_window_blocks(
         cache._blocks, [window.table[window.first :] for window in cache._running.values()]
     )

@@ -10,8 +10,9 @@ them. A paged slot's block table is empty when its sequence enters; blocks only 
 own, with `CacheUpdate.new_window_blocks`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from localchat.backend_api.interface import Capabilities, MemoryOp
 
@@ -72,17 +73,18 @@ class KVUsage(NamedTuple):
     """Prefixes lost so far."""
 
 
-class KVCacheManager(Protocol):
+class KVCacheManager(ABC):
     """The KV cache of one loaded model. Used by a single thread."""
 
+    @abstractmethod
     def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
         """Find the longest usable prefix under this salt. Changes nothing.
 
         `exact_chunk`: if not 0, use only KV with the bits of a fresh computation, and end the
         prefix at a multiple of this many tokens.
         """
-        ...
 
+    @abstractmethod
     def allocate(
         self, seq: int, tokens: Sequence[int], hit: PrefixHit, salt: str, owner: str = ""
     ) -> CacheUpdate | None:
@@ -91,16 +93,16 @@ class KVCacheManager(Protocol):
         `owner`: conversation for which its KV may go to the disk; empty: it may not. `hit` comes from
         `find_prefix` on the same tokens, with no change in between.
         """
-        ...
 
+    @abstractmethod
     def slot(self, seq: int) -> int:
         """Return the slot of an allocated sequence."""
-        ...
 
+    @abstractmethod
     def extend(self, seq: int, tokens: int) -> CacheUpdate | None:
         """Make room for `tokens` tokens in all (drafts included)."""
-        ...
 
+    @abstractmethod
     def commit(
         self,
         seq: int,
@@ -118,46 +120,47 @@ class KVCacheManager(Protocol):
         the slot still holds. `ahead`: tokens of this sequence in steps that were launched behind this one.
         `exact`: number of leading tokens known to have the bits of a fresh computation.
         """
-        ...
 
     def checkpoint(self, seq: int) -> CacheUpdate:
         """Save the state of a sequence.
 
         Called near the end of a prompt, at the end of an answer, and before a preemption.
 
-        Only models that cannot rewind need it; others do nothing.
+        Only models that cannot rewind need it.
         """
-        ...
+        return CacheUpdate()
 
     def hold_state(self, seq: int) -> CacheUpdate | None:
         """Hold the committed state while drafts are verified, so that `commit` can return to it.
 
-        None: no room, so no drafts. Only models that cannot rewind need it. Others do nothing.
+        None: no room, so no drafts. Only models that cannot rewind need it.
         """
-        ...
+        return CacheUpdate()
 
+    @abstractmethod
     def fork(self, seq: int, child: int) -> CacheUpdate | None:
         """Give `child` all that `seq` has committed, and room for one more token."""
-        ...
 
+    @abstractmethod
     def release(self, seq: int, *, keep: bool) -> CacheUpdate:
         """End a sequence. `keep`: its KV stays as a reusable prefix."""
-        ...
 
     def write_behind(self) -> tuple[MemoryOp, ...]:
         """Return the last operations of the next plan: copies to host memory that nothing waits for.
 
         Called once for each plan.
         """
-        ...
+        return ()
 
     @property
     def behind(self) -> bool:
         """Return whether `write_behind` has more for another plan."""
-        ...
+        return False
 
-    def usage(self) -> KVUsage: ...
+    @abstractmethod
+    def usage(self) -> KVUsage:
+        """Count the tokens of KV."""
 
+    @abstractmethod
     def never_fits(self, tokens: int) -> bool:
         """Return whether a sequence of this length cannot run even alone."""
-        ...

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from localchat.backend_api.interface import Copy, LoadBlock, MemoryOp, SaveBlock
 from localchat.core.kv_cache.host_blocks import HostBlocks
-from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
+from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, KVUsage, PrefixHit
 from localchat.core.kv_cache.prefix_tree import (
     PrefixMatch,
     PrefixNode,
@@ -74,7 +74,7 @@ class _SequenceBlocks:
         """Last node that was noted for the disk."""
 
 
-class PagedKVCacheManager:
+class PagedKVCacheManager(KVCacheManager):
     """See KVCacheManager. Counts of KVUsage are blocks times `block_tokens`."""
 
     def __init__(
@@ -546,12 +546,6 @@ class PagedKVCacheManager:
             del self._node_of[block]
             self._free.append(block)
 
-    def hold_state(self, seq: int) -> CacheUpdate | None:
-        return CacheUpdate()
-
-    def checkpoint(self, seq: int) -> CacheUpdate:
-        return CacheUpdate()
-
     def fork(self, seq: int, child: int) -> CacheUpdate | None:
         assert child not in self._sequences, f"sequence {child} is already allocated"
         sequence = self._sequences[seq]
@@ -612,3 +606,26 @@ class PagedKVCacheManager:
 
     def never_fits(self, tokens: int) -> bool:
         return tokens > len(self._refs) * self._block_tokens
+
+
+class ExtendedKVCacheManager(KVCacheManager):
+    """Base of the managers that add something to the blocks of another one."""
+
+    def __init__(self, pages: PagedKVCacheManager) -> None:
+        self._pages = pages
+
+    def slot(self, seq: int) -> int:
+        return self._pages.slot(seq)
+
+    def write_behind(self) -> tuple[MemoryOp, ...]:
+        return self._pages.write_behind()
+
+    @property
+    def behind(self) -> bool:
+        return self._pages.behind
+
+    def usage(self) -> KVUsage:
+        return self._pages.usage()
+
+    def never_fits(self, tokens: int) -> bool:
+        return self._pages.never_fits(tokens)

@@ -14,7 +14,7 @@ import numpy as np
 
 from localchat.backend_api.interface import Alias, Discard, MemoryOp, Restore, Save
 from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
-from localchat.core.kv_cache.paged import PagedKVCacheManager
+from localchat.core.kv_cache.paged import ExtendedKVCacheManager, PagedKVCacheManager
 from localchat.core.kv_cache.prefix_index import PrefixIndex
 from localchat.core.kv_cache.token_prefix import TokenPrefix
 
@@ -52,7 +52,7 @@ class _HybridPrefix(NamedTuple):
     """Key of the saved state. -1: none."""
 
 
-class HybridKVCacheManager:
+class HybridKVCacheManager(ExtendedKVCacheManager):
     """See KVCacheManager."""
 
     def __init__(
@@ -66,7 +66,7 @@ class HybridKVCacheManager:
 
         A state is saved if it has `min_state_tokens` more than the last one.
         """
-        self._pages = pages
+        super().__init__(pages)
         self._min_tokens = min_state_tokens
         self._max_states = saved_states
         self._saved: OrderedDict[int, _SavedPrefixState] = OrderedDict()
@@ -110,9 +110,6 @@ class HybridKVCacheManager:
         self._saved.move_to_end(key)
         restore = Restore(key, self._pages.slot(seq), hit.cached)
         return update._replace(memory=(*update.memory, restore))
-
-    def slot(self, seq: int) -> int:
-        return self._pages.slot(seq)
 
     def extend(self, seq: int, tokens: int) -> CacheUpdate | None:
         update = self._pages.extend(seq, tokens)
@@ -211,16 +208,6 @@ class HybridKVCacheManager:
             discarded += [self._discard(key) for key in state.keys if key in self._saved]
         return update._replace(memory=(*discarded, *update.memory))
 
-    def write_behind(self) -> tuple[MemoryOp, ...]:
-        return self._pages.write_behind()
-
-    @property
-    def behind(self) -> bool:
-        return self._pages.behind
-
     def usage(self) -> KVUsage:
-        usage = self._pages.usage()
+        usage = super().usage()
         return usage._replace(evictions=usage.evictions + self._evictions)
-
-    def never_fits(self, tokens: int) -> bool:
-        return self._pages.never_fits(tokens)

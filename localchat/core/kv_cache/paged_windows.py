@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from localchat.backend_api.interface import Copy, MemoryOp
-from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
-from localchat.core.kv_cache.paged import PagedKVCacheManager, PagedPrefix
+from localchat.core.kv_cache.manager import CacheUpdate, PrefixHit
+from localchat.core.kv_cache.paged import ExtendedKVCacheManager, PagedKVCacheManager, PagedPrefix
 from localchat.core.kv_cache.prefix_tree import PrefixMatch, PrefixNode
 from localchat.core.kv_cache.window_blocks import WindowBlocks
 
@@ -53,17 +53,17 @@ class _WindowedPrefix(NamedTuple):
     walk: PrefixMatch
 
 
-class WindowedKVCacheManager:
+class WindowedKVCacheManager(ExtendedKVCacheManager):
     """See KVCacheManager. Counts of KVUsage are those of the layers without a window."""
 
     def __init__(
-        self, others: PagedKVCacheManager, block_tokens: int, window_tokens: int, window_blocks: int
+        self, pages: PagedKVCacheManager, block_tokens: int, window_tokens: int, window_blocks: int
     ) -> None:
-        """`others`: manager of the layers without a window, without host blocks.
+        """`pages`: manager of the layers without a window, without host blocks.
 
         `window_tokens`: keys that a query of the windowed layers attends to, its own included.
         """
-        self._others = others
+        super().__init__(pages)
         self._size = block_tokens
         self._window = window_tokens
         self._blocks = WindowBlocks(window_blocks)
@@ -77,13 +77,13 @@ class WindowedKVCacheManager:
         return max(0, self._first_seen(tokens) - _SPARE_BLOCKS)
 
     def find_prefix(self, tokens: Sequence[int], salt: str, exact_chunk: int = 0) -> PrefixHit:
-        others = self._others.find_prefix(tokens, salt, exact_chunk)
+        others = self._pages.find_prefix(tokens, salt, exact_chunk)
         length = self._usable(_walk(others))
         why = others.why_missed
         if exact_chunk:
             length -= length % exact_chunk
         if length < others.cached:
-            others = self._others.find_prefix(tokens[: length + 1], salt)
+            others = self._pages.find_prefix(tokens[: length + 1], salt)
             why = _NO_WINDOW
             assert others.cached == length
         return PrefixHit(length, why, _WindowedPrefix(others, _walk(others)))
@@ -120,7 +120,7 @@ class WindowedKVCacheManager:
             used.append(source)
         if blocks.room <= sum(not blocks.holders(block) for block in used):
             return None
-        update = self._others.allocate(seq, tokens, others, salt, owner)
+        update = self._pages.allocate(seq, tokens, others, salt, owner)
         if update is None:
             return None
         for block in used:
@@ -157,15 +157,12 @@ class WindowedKVCacheManager:
         self._publish(seq, window)
         return update._replace(memory=(*update.memory, *memory), new_window_blocks=tuple(table))
 
-    def slot(self, seq: int) -> int:
-        return self._others.slot(seq)
-
     def extend(self, seq: int, tokens: int) -> CacheUpdate | None:
         table = self._running[seq].table
         missing = -(-tokens // self._size) - len(table)
         if missing > self._blocks.room:
             return None
-        update = self._others.extend(seq, tokens)
+        update = self._pages.extend(seq, tokens)
         if update is None or missing <= 0:
             return update
         new = tuple(self._blocks.take() for _ in range(missing))
@@ -181,7 +178,7 @@ class WindowedKVCacheManager:
         ahead: int = 0,
         exact: int = 0,
     ) -> CacheUpdate:
-        update = self._others.commit(seq, tokens, computed, earliest, ahead, exact)
+        update = self._pages.commit(seq, tokens, computed, earliest, ahead, exact)
         window = self._running[seq]
         window.committed = computed
         self._publish(seq, window)
@@ -193,7 +190,7 @@ class WindowedKVCacheManager:
 
     def _publish(self, seq: int, window: _SequenceWindow) -> None:
         """Make the blocks of newly published nodes findable."""
-        leaf = node = self._others.leaf(seq)
+        leaf = node = self._pages.leaf(seq)
         if leaf is window.leaf:
             return
         while node is not None and node.end > window.published:
@@ -203,15 +200,9 @@ class WindowedKVCacheManager:
         if leaf is not None:
             window.published = leaf.end // self._size * self._size
 
-    def checkpoint(self, seq: int) -> CacheUpdate:
-        return CacheUpdate()
-
-    def hold_state(self, seq: int) -> CacheUpdate | None:
-        return CacheUpdate()
-
     def fork(self, seq: int, child: int) -> CacheUpdate | None:
         parent = self._running[seq]
-        if not self._blocks.room or (update := self._others.fork(seq, child)) is None:
+        if not self._blocks.room or (update := self._pages.fork(seq, child)) is None:
             return None
         full, part = divmod(parent.committed, self._size)
         first = self._first_seen(parent.committed)
@@ -228,23 +219,10 @@ class WindowedKVCacheManager:
 
     def release(self, seq: int, *, keep: bool) -> CacheUpdate:
         window = self._running.pop(seq)
-        update = self._others.release(seq, keep=keep)
+        update = self._pages.release(seq, keep=keep)
         for block in window.table[window.first :]:
             self._blocks.release(block, end=True, keep=keep)
         return update
-
-    def write_behind(self) -> tuple[MemoryOp, ...]:
-        return self._others.write_behind()
-
-    @property
-    def behind(self) -> bool:
-        return self._others.behind
-
-    def usage(self) -> KVUsage:
-        return self._others.usage()
-
-    def never_fits(self, tokens: int) -> bool:
-        return self._others.never_fits(tokens)
 
 
 def _walk(hit: PrefixHit) -> PrefixMatch:

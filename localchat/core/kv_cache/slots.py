@@ -24,7 +24,7 @@ from localchat.backend_api.interface import (
     Truncate,
 )
 from localchat.core.kv_cache.host_cache import HostCache, SavedState
-from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
+from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, KVUsage, PrefixHit
 from localchat.core.kv_cache.slot_cells import Cells
 from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 
@@ -103,7 +103,7 @@ class _SlotPrefix(NamedTuple):
     entry: _SlotEntry | SavedState | None
 
 
-class SlotKVCacheManager:
+class SlotKVCacheManager(KVCacheManager):
     """See KVCacheManager."""
 
     def __init__(
@@ -403,13 +403,6 @@ class SlotKVCacheManager:
         if self._can.rewind == "checkpoint":
             return []
         return [Truncate(entry.slot, tokens)]
-
-    def write_behind(self) -> tuple[MemoryOp, ...]:
-        return ()
-
-    @property
-    def behind(self) -> bool:
-        return False
 
     def checkpoint(self, seq: int) -> CacheUpdate:
         if self._can.rewind != "checkpoint":
