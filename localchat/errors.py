@@ -20,7 +20,8 @@ message, hint, details), and `from_wire` rebuilds them.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -162,6 +163,17 @@ def reason(problem: Exception) -> str:
     if isinstance(problem, OSError) and problem.strerror:
         return problem.strerror
     return str(problem)
+
+
+@contextmanager
+def os_errors_as(
+    kind: type[LocalchatError], sentence: str, *, hint: str = "", **details: Detail
+) -> Iterator[None]:
+    """Raise an OSError as an error of this kind: the sentence, then the system's reason."""
+    try:
+        yield
+    except OSError as problem:
+        raise kind(f"{sentence}: {reason(problem)}", hint=hint, **details) from problem
 
 
 _OFFLINE = re.compile(r"Network is unreachable|name resolution", re.IGNORECASE)

@@ -28,7 +28,7 @@ from localchat.documents.inclusion import file_text
 from localchat.documents.pages import MAX_FILE_BYTES
 from localchat.engine.attachments import join_parts, make_attachment
 from localchat.engine.request import Attachment
-from localchat.errors import FileMissing, UsageError, reason
+from localchat.errors import FileMissing, UsageError, os_errors_as
 from localchat.media.format import HEAD_BYTES, media_format
 
 PromptBlock: TypeAlias = (
@@ -95,11 +95,8 @@ def _read(uri: str) -> bytes:
     if parts.scheme != "file":
         raise UsageError(f"{uri} cannot be read", hint="only files can be linked; paste its text")
     path = Path(unquote(parts.path))
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES + 1)
-    except OSError as problem:
-        raise FileMissing(f"{path} cannot be read: {reason(problem)}") from problem
+    with os_errors_as(FileMissing, f"{path} cannot be read"), path.open("rb") as file:
+        return file.read(MAX_FILE_BYTES + 1)
 
 
 def _embedded(name: str, resource: TextResourceContents | BlobResourceContents) -> str | Attachment:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from localchat.errors import LocalchatError, UsageError, reason
+from localchat.errors import LocalchatError, UsageError, os_errors_as
 
 CHAT: Final = "/v1/chat/completions"
 PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings")
@@ -73,14 +73,11 @@ class BatchInput:
 
     def lines(self) -> Iterator[RawLine]:
         """Yield the non-empty lines. Raises UsageError if the file is unreadable."""
-        try:
-            with self.path.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    content = (line.removeprefix(_BOM) if number == 1 else line).strip()
-                    if content:
-                        yield RawLine(number, content)
-        except OSError as problem:
-            raise UsageError(f"{self.path} cannot be read: {reason(problem)}") from problem
+        with os_errors_as(UsageError, f"{self.path} cannot be read"), self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                content = (line.removeprefix(_BOM) if number == 1 else line).strip()
+                if content:
+                    yield RawLine(number, content)
 
     def hashes(self) -> "array[int]":
         """Return the hash of each line by its number, 0 for empty lines.

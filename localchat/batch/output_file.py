@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from localchat.errors import LocalchatError, UsageError, reason
+from localchat.errors import LocalchatError, UsageError, os_errors_as, reason
 
 _ID: Final = re.compile(r"batch_req_(\d+)_([0-9a-f]{16})")
 _OK: Final = 200
@@ -132,14 +132,13 @@ class BatchOutput:
         """Append a line. Raises LocalchatError, for example if the disk is full."""
         assert self._file is not None
         remaining = memoryview(msgspec.json.encode(answer) + b"\n")
-        try:
+        with os_errors_as(
+            LocalchatError,
+            f"{self._path} cannot be written",
+            hint="completed answers are stored; run the same command again to resume",
+        ):
             while remaining:
                 remaining = remaining[self._file.write(remaining) :]
-        except OSError as problem:
-            raise LocalchatError(
-                f"{self._path} cannot be written: {reason(problem)}",
-                hint="completed answers are stored; run the same command again to resume",
-            ) from problem
 
     def _heads(self) -> Iterator[tuple[bytes, _Head]]:
         decode = msgspec.json.Decoder(_Head).decode

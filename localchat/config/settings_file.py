@@ -31,7 +31,7 @@ from localchat.config.mcp_servers import (
 )
 from localchat.config.remotes import Remote, find_remote, read_remotes
 from localchat.config.settings import REMOVED, Given, check_key, convert
-from localchat.errors import LocalchatError, UsageError, reason
+from localchat.errors import LocalchatError, UsageError, os_errors_as, reason
 from localchat.units import size
 
 _SECTIONS = (
@@ -171,12 +171,8 @@ def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object])
             section[key] = _toml_value(value)
         elif key in section:
             del section[key]
-    try:
+    with os_errors_as(LocalchatError, f"the settings file {path} cannot be written"):
         write_text(path, tomlkit.dumps(document))
-    except OSError as problem:
-        raise LocalchatError(
-            f"the settings file {path} cannot be written: {reason(problem)}"
-        ) from problem
 
 
 def _text(path: Path) -> str:

@@ -24,7 +24,7 @@ from localchat.documents.pages import (
 )
 from localchat.documents.passages import Passage, passages_of
 from localchat.documents.question import match_query
-from localchat.errors import FileMissing, LocalchatError, UsageError, reason
+from localchat.errors import FileMissing, LocalchatError, UsageError, os_errors_as
 from localchat.history.search_query import segmented
 from localchat.media.binary_kind import binary_kind
 from localchat.sanitize import sanitize_line
@@ -99,11 +99,9 @@ class Collection:
         self.path = path
         self.name = path.stem
         if create:
-            try:
+            with os_errors_as(LocalchatError, f"{path} cannot be written"):
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            except OSError as problem:
-                raise LocalchatError(f"{path} cannot be written: {reason(problem)}") from problem
         elif not path.exists():
             raise UsageError(f"there are no documents @{self.name}", hint="localchat learn --list")
         with self._errors():

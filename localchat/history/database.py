@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from localchat.errors import HistoryUnusable
+from localchat.errors import HistoryUnusable, os_errors_as
 from localchat.history.migrations import VERSION, migrate, version_of
 
 _BUSY_TIMEOUT_S: Final = 5.0
@@ -137,14 +137,13 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
 
 def _prepared(path: Path) -> str:
     """Create a missing file, reject a newer version, and set aside a damaged file. Return a notice."""
-    try:
+    with os_errors_as(
+        HistoryUnusable,
+        f"the history {path} cannot be opened",
+        hint="--no-history works without it",
+    ):
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    except OSError as problem:
-        raise HistoryUnusable(
-            f"the history {path} cannot be opened: {problem.strerror}",
-            hint="--no-history works without it",
-        ) from problem
     if _readable(path):
         return ""
     from filelock import FileLock
@@ -183,18 +182,17 @@ def _set_aside(path: Path) -> str:
     while target.exists():
         number += 1
         target = path.with_name(f"{path.name}.broken-{stamp}-{number}")
-    try:
+    with os_errors_as(
+        HistoryUnusable,
+        f"the history {path} is damaged and cannot be set aside",
+        hint="move it away by hand, or use --no-history",
+    ):
         for suffix in _COMPANIONS:
             companion = path.with_name(path.name + suffix)
             if companion.exists():
                 companion.rename(target.with_name(target.name + suffix))
         path.rename(target)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    except OSError as problem:
-        raise HistoryUnusable(
-            f"the history {path} is damaged and cannot be set aside: {problem.strerror}",
-            hint="move it away by hand, or use --no-history",
-        ) from problem
     return (
         f"the history {path} is damaged: it was set aside as {target.name}, and a new one begins; "
         "what is readable in it can be rescued with sqlite3's .recover"

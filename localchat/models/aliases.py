@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from localchat.config.paths import Paths
-from localchat.errors import LocalchatError, UsageError, reason
+from localchat.errors import LocalchatError, UsageError, os_errors_as, reason
 from localchat.models.external.stores import PREFIXES
 from localchat.state_file import StateFile
 
@@ -90,7 +90,5 @@ def _file(paths: Paths) -> StateFile[Aliases]:
 def _write(paths: Paths, content: Aliases) -> None:
     ordered = Aliases(dict(sorted(content.aliases.items())), content.folders)
     file = _file(paths)
-    try:
+    with os_errors_as(LocalchatError, f"{file.path} cannot be written"):
         file.write(ordered)
-    except OSError as problem:
-        raise LocalchatError(f"{file.path} cannot be written: {reason(problem)}") from problem

@@ -12,7 +12,7 @@ from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import expand_home
 from localchat.config.settings import Given, convert, find_key
 from localchat.engine.stats_line import stats_line
-from localchat.errors import LocalchatError, ModelMissing, UsageError
+from localchat.errors import LocalchatError, ModelMissing, UsageError, os_errors_as
 from localchat.session.commands import FrontEnd, parse
 from localchat.session.outcome import AnswerUnderWay
 from localchat.units import counted
@@ -279,12 +279,10 @@ class CommandRunner:
             text = as_json_text(conversation)
         else:
             text = as_markdown(conversation, embed=True)
-        try:
+        with os_errors_as(LocalchatError, f"cannot write {path}"):
             if path.exists():
                 raise UsageError(f"{path} already exists", hint="use another name: /export NAME")
             write_text(path, text)
-        except OSError as problem:
-            raise LocalchatError(f"cannot write {path}: {problem.strerror}") from problem
         return Output(f"Written to {path}.")
 
     def do_stats(self, _: str) -> Reply:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from localchat.atomic import write_text
-from localchat.errors import LocalchatError, reason
+from localchat.errors import LocalchatError, os_errors_as, reason
 from localchat.tools.root import FileContent, Root
 from localchat.tools.tool import ToolError
 
@@ -108,13 +108,9 @@ class Journal:
 
     def _store(self, number: int, record: WriteRecord) -> None:
         if self._folder is not None:
-            try:
+            with os_errors_as(ToolError, "the write was not made, because it cannot be recorded"):
                 self._path(number).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_text(self._path(number), msgspec.json.encode(record).decode())
-            except OSError as problem:
-                raise ToolError(
-                    f"the write was not made, because it cannot be recorded: {reason(problem)}"
-                ) from problem
         self._records[number] = record
 
     def _forget(self, number: int) -> None:

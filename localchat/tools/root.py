@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from localchat.errors import UsageError, reason
+from localchat.errors import UsageError, os_errors_as, reason
 from localchat.tools.tool import ToolError
 
 MAX_FILE_BYTES: Final = 8 << 20
@@ -40,11 +40,9 @@ class Root:
 
     def __init__(self, folder: Path, protected: tuple[Path, ...] = ()) -> None:
         """`protected`: files and folders inside it that are never written. Raises UsageError."""
-        try:
+        with os_errors_as(UsageError, f"--root {folder} cannot be used"):
             self.path = folder.resolve(strict=True)
             self._fd = os.open(self.path, _FOLDER)
-        except OSError as problem:
-            raise UsageError(f"--root {folder} cannot be used: {reason(problem)}") from problem
         self._protected = tuple(
             path.resolve()
             for path in protected

@@ -9,7 +9,7 @@ import msgspec
 from localchat.chat.conversation import Inclusion, Node, Question
 from localchat.engine.attachments import read_media
 from localchat.engine.request import Attachment
-from localchat.errors import FileMissing, UsageError
+from localchat.errors import FileMissing, UsageError, os_errors_as
 from localchat.sanitize import sanitize, sanitize_line, utf16_text
 from localchat.session.named_media import media_path
 from localchat.units import counted, size
@@ -78,15 +78,13 @@ def attachment_of_file(
 
     if media_path(str(path)) is not None:
         return attachment_of_media(read_media(path), used_signs, str(path))
-    try:
+    with os_errors_as(FileMissing, f"{shown} cannot be read"):
         length = path.stat().st_size
         if length > _MAX_FILE_BYTES:
             raise UsageError(
                 f"{shown} has {size(length)}", hint=f"up to {size(_MAX_FILE_BYTES)} can be included"
             )
         data = path.read_bytes()
-    except OSError as problem:
-        raise FileMissing(f"{shown} cannot be read: {problem.strerror or problem}") from problem
     text = file_text(shown, data)
     label = sanitize_line(shown)
     is_plain = kind_of(path.name, data[:16]) not in FORMATS

@@ -10,7 +10,7 @@ from localchat.cli.group import DefaultGroup
 from localchat.cli.output import confirm, print_json, print_lines, table
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
-from localchat.errors import ExitCode, LocalchatError
+from localchat.errors import ExitCode, LocalchatError, os_errors_as
 from localchat.sanitize import sanitize_line
 from localchat.units import moment, size
 
@@ -57,10 +57,8 @@ def clear(app: AppContext, model: str, yes: bool) -> int:
         question = f"Delete {size(stored_bytes)} of KV of {model}?"
     if stored_bytes and not confirm(question, yes=yes, verb="cache clear"):
         return ExitCode.ERROR
-    try:
+    with os_errors_as(LocalchatError, f"cannot delete {store.folder}"):
         freed = store.clear(model)
-    except OSError as problem:
-        raise LocalchatError(f"cannot delete {store.folder}: {problem.strerror}") from problem
     if model and not stored_bytes:
         tell(f"localchat: no KV of {model} is stored; localchat cache list shows the models")
     else:

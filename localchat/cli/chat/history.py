@@ -15,7 +15,7 @@ from localchat.cli.group import DefaultGroup
 from localchat.cli.output import confirm, print_lines, table
 from localchat.cli.streams import tell
 from localchat.config.paths import expand_home, find_paths
-from localchat.errors import ExitCode, LocalchatError, UsageError
+from localchat.errors import ExitCode, LocalchatError, UsageError, os_errors_as
 from localchat.sanitize import sanitize_line
 from localchat.units import counted, moment
 
@@ -135,10 +135,8 @@ def export(app: AppContext, id_: str, output: str | None, as_json: bool, force: 
     path = expand_home(output)
     if path.exists() and not force:
         raise UsageError(f"{path} already exists", hint="--force replaces it")
-    try:
+    with os_errors_as(LocalchatError, f"cannot write {path}"):
         write_text(path, text)
-    except OSError as problem:
-        raise LocalchatError(f"cannot write {path}: {problem.strerror}") from problem
 
 
 @command.command("rename")

@@ -19,7 +19,7 @@ from localchat.cli.measure.options import (
 from localchat.cli.measure.records import MeasuredResult, measure_command, run_to_end
 from localchat.cli.options import UserPath, load_flags
 from localchat.cli.output import table
-from localchat.errors import LocalchatError, UsageError, reason
+from localchat.errors import LocalchatError, UsageError, os_errors_as
 
 if TYPE_CHECKING:
     from localchat.measure.records import QualityRecord, QualitySpec
@@ -125,10 +125,8 @@ def _draw(path: Path, record: "QualityRecord") -> None:
     from localchat.atomic import write_text
     from localchat.measure.plot import quality_svg
 
-    try:
+    with os_errors_as(LocalchatError, f"{path} cannot be written"):
         write_text(path, quality_svg(record))
-    except OSError as problem:
-        raise LocalchatError(f"{path} cannot be written: {reason(problem)}") from problem
 
 
 def _measure(ctx: click.Context) -> "MeasuredResult[QualityRecord]":
@@ -244,10 +242,8 @@ def _read_text(app: AppContext, path: Path | None, *, history: bool) -> tuple[st
         return "own conversations", _history_text(app)
     if path is None:
         return SAMPLE_TEXT, sample_text()
-    try:
+    with os_errors_as(UsageError, f"--text {path} cannot be read"):
         return path.name, path.read_text("utf-8", "replace")
-    except OSError as problem:
-        raise UsageError(f"--text {path} cannot be read: {reason(problem)}") from problem
 
 
 def _history_text(app: AppContext) -> str:

@@ -9,7 +9,7 @@ import click
 from localchat.cli.context import AppContext
 from localchat.cli.options import UserPath, complete_model
 from localchat.cli.streams import Terminal, tell
-from localchat.errors import LocalchatError, UsageError, reason
+from localchat.errors import LocalchatError, UsageError, os_errors_as
 from localchat.sanitize import sanitize_line
 from localchat.units import size, sizes
 
@@ -68,19 +68,19 @@ def command(app: AppContext, model_name: str, output: Path | None, quantization:
     terminal = Terminal(app.environ)
     if note := _loss_note(shape.quantization, name):
         terminal.notify(note)
-    try:
-        with ProgressDisplay(terminal) as display:
-            quantizer.write(
-                source,
-                target,
-                name,
-                read_machine().cores,
-                lambda done, total: display.status(
-                    f"{name}: {sizes(done, total)} of {sanitize_line(model.name)}", done, total
-                ),
-            )
-    except OSError as problem:
-        raise LocalchatError(f"{target} cannot be written: {reason(problem)}") from problem
+    with (
+        os_errors_as(LocalchatError, f"{target} cannot be written"),
+        ProgressDisplay(terminal) as display,
+    ):
+        quantizer.write(
+            source,
+            target,
+            name,
+            read_machine().cores,
+            lambda done, total: display.status(
+                f"{name}: {sizes(done, total)} of {sanitize_line(model.name)}", done, total
+            ),
+        )
     file_bytes = target.stat().st_size
     shown = sanitize_line(str(target))
     runs = stem if output is None else shown
@@ -118,11 +118,9 @@ def _check_target(target: Path, needed_bytes: int) -> None:
     """Raise LocalchatError if the file exists, or if the disk has no room for it."""
     if target.exists():
         raise UsageError(f"{target} exists already", hint="give another FILE, or remove it")
-    try:
+    with os_errors_as(LocalchatError, f"{target.parent} cannot be used"):
         target.parent.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(target.parent).free
-    except OSError as problem:
-        raise LocalchatError(f"{target.parent} cannot be used: {reason(problem)}") from problem
     if needed_bytes > free_bytes:
         raise LocalchatError(
             f"{target.name} needs {size(needed_bytes)} on the disk, and {size(free_bytes)} are free in "

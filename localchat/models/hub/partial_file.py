@@ -7,8 +7,8 @@ before the file gets its name.
 
 import errno
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from localchat.atomic import write_text
-from localchat.errors import LocalchatError
+from localchat.errors import LocalchatError, reason
 from localchat.models.hub.hashes import FileHash
 from localchat.units import size
 
@@ -115,10 +115,8 @@ class PartialFile:
         """Append bytes and hash them."""
         remaining = memoryview(data)
         while remaining:
-            try:
+            with self._write_errors():
                 written = os.write(self._handle, remaining)
-            except OSError as problem:
-                raise self._unwritable(problem) from problem
             self._hash.update(remaining[:written])
             self._length += written
             remaining = remaining[written:]
@@ -139,10 +137,8 @@ class PartialFile:
     def restart(self) -> None:
         """Discard the bytes on disk, and count the restart."""
         self.restarts += 1
-        try:
+        with self._write_errors():
             os.ftruncate(self._handle, 0)
-        except OSError as problem:
-            raise self._unwritable(problem) from problem
         os.lseek(self._handle, 0, os.SEEK_SET)
         self._length = 0
         self._state = _State(self._file.hash, self._file.size)
@@ -169,20 +165,16 @@ class PartialFile:
 
     def finish(self) -> None:
         """Flush the bytes to disk, then give the file its name."""
-        try:
+        with self._write_errors():
             os.fsync(self._handle)
             self._path.replace(self._target)
             self._state_path.unlink(missing_ok=True)
-        except OSError as problem:
-            raise self._unwritable(problem) from problem
 
     def _open(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        try:
+        with self._write_errors():
             self._target.parent.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(self._path, flags, 0o644)
-        except OSError as problem:
-            raise self._unwritable(problem) from problem
         self._begin_hash()
         try:
             self._length = kept_bytes(self._target, self._file)
@@ -195,22 +187,24 @@ class PartialFile:
             raise
 
     def _save(self) -> None:
-        try:
+        with self._write_errors():
             if self._state_path.is_symlink():
                 self._state_path.unlink()
             write_text(self._state_path, msgspec.json.encode(self._state).decode())
-        except OSError as problem:
-            raise self._unwritable(problem) from problem
 
-    def _unwritable(self, problem: OSError) -> LocalchatError:
-        if problem.errno in _FULL:
-            kept = getattr(self, "_length", 0)
-            return LocalchatError(
-                f"the disk is full: {self._target.name} needs {size(self._file.size)}, and {size(kept)} "
-                "of it are kept",
-                hint="free some space and run the same command again; it resumes where it stopped",
-            )
-        return LocalchatError(f"{self._path} cannot be written: {problem.strerror or problem}")
+    @contextmanager
+    def _write_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            if problem.errno in _FULL:
+                kept = getattr(self, "_length", 0)
+                raise LocalchatError(
+                    f"the disk is full: {self._target.name} needs {size(self._file.size)}, and {size(kept)} "
+                    "of it are kept",
+                    hint="free some space and run the same command again; it resumes where it stopped",
+                ) from problem
+            raise LocalchatError(f"{self._path} cannot be written: {reason(problem)}") from problem
 
     @property
     def _by_git(self) -> bool:

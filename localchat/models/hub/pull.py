@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from localchat.errors import LocalchatError, ModelMissing, UsageError, reason
+from localchat.errors import LocalchatError, ModelMissing, UsageError, os_errors_as
 from localchat.model_files.gguf import has_gguf_magic
 from localchat.model_files.projector import projector_names
 from localchat.models.hub import manifest as manifests
@@ -241,15 +241,13 @@ def _locked(models_dir: Path, repository: str, emit: EventSink) -> Iterator[None
     from filelock import FileLock, Timeout
 
     lock = FileLock(models_dir / ".locks" / f"{repository.replace('/', '--').lower()}.lock")
-    try:
+    with os_errors_as(LocalchatError, f"{models_dir} cannot be written"):
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
         except Timeout:
             emit(Note(f"another pull of {repository} runs; this one waits for it"))
             lock.acquire()
-    except OSError as problem:
-        raise LocalchatError(f"{models_dir} cannot be written: {reason(problem)}") from problem
     try:
         yield
     finally:
@@ -280,7 +278,5 @@ def _check_disk(models_dir: Path, missing: int, selected: SelectedFiles) -> None
 
 
 def _write_manifest(folder: Path, done: Manifest) -> None:
-    try:
+    with os_errors_as(LocalchatError, f"{folder} cannot be written"):
         manifests.record(folder, done)
-    except OSError as problem:
-        raise LocalchatError(f"{folder} cannot be written: {reason(problem)}") from problem
