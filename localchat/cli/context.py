@@ -34,14 +34,14 @@ def _open_engine(options: "EngineOptions", notify: Notify) -> "PooledEngine":
         from localchat.engine.guide.topics import topics_file
 
         if topics_file(options.model).is_file():
-            return GuideEngine(options, notify, _guide_phrases)
+            return GuideEngine(options, notify, _guide_phrases())
     return LocalEngine(options, notify=notify)
 
 
-def _guide_phrases() -> dict[str, str]:
+def _guide_phrases() -> "dict[str, Callable[[], str]]":
     """Return phrases that make the guide recommend the same models as all other messages."""
     from localchat.config.paths import find_paths
-    from localchat.models.recommended_models import guide_phrases
+    from localchat.models.guide_phrases import guide_phrases
 
     return guide_phrases(find_paths(os.environ))
 

@@ -135,24 +135,6 @@ def recommended_names(paths: Paths, machine: Machine) -> list[str]:
     return [recommendation.name for recommendation in reversed(recommendations)]
 
 
-def guide_phrases(paths: Paths) -> dict[str, str]:
-    """Return replacements for the model names in the guide's fixed answers."""
-    names = recommended_names(paths, usable_machine())
-    if not names:
-        return {}
-    best = names[0]
-    balanced = names[len(names) // 2]
-    fast = names[-1]
-    return {
-        "`localchat run qwen2.5:3b`": f"`localchat run {balanced}`",
-        "`localchat pull qwen2.5:3b-q4_k_m`": f"`localchat pull {fast}`",
-        "fetches one that runs on nearly any machine": "fetches one that suits this machine",
-        "Start with `localchat pull qwen2.5:7b-q4_k_m`": f"Start with `localchat pull {best}`",
-        "gets a model (3B for less than 8 GB)": f"gets a model; here, {balanced} is a good choice",
-        "`localchat run qwen2.5:14b` offers": f"`localchat run {best}` offers",
-    }
-
-
 class _FittingModel(NamedTuple):
     """A chat model that fits."""
 

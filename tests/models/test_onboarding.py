@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from localchat.config.paths import Paths, find_paths
+from localchat.engine.guide.phrases import PhraseReplacement
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.models.assess import Subject
 from localchat.models.catalog import read_catalog, read_models, shipped_file
+from localchat.models.guide_phrases import guide_phrases
 from localchat.models.names import parse
 from localchat.models.onboarding import (
     FirstRun,
@@ -24,7 +26,6 @@ from localchat.models.quantization_table import quantization_rows
 from localchat.models.quantizations import canonical
 from localchat.models.recommended_models import (
     Recommendation,
-    guide_phrases,
     model_strength,
     recommended_models,
     recommended_names,
@@ -107,10 +108,23 @@ def test_all_front_ends_recommend_the_same_models(
     look: Callable[..., FirstRun], paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [card.name for card in look(LAPTOP).recommendations]
-    monkeypatch.setattr("localchat.models.recommended_models.usable_machine", lambda: LAPTOP)
+    monkeypatch.setattr("localchat.backend_api.registry.usable_machine", lambda: LAPTOP)
     assert recommended_names(paths, LAPTOP) == names[::-1]
-    phrases = guide_phrases(paths).values()
-    assert all(any(name in text for name in names) for text in phrases if "`" in text)
+    texts = [replacement() for replacement in guide_phrases(paths).values()]
+    assert all(any(name in text for name in names) for text in texts if "`" in text)
+
+
+def test_an_answer_without_a_model_name_does_not_look_for_models(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("looked for models")
+
+    monkeypatch.setattr("localchat.models.recommended_models.recommended_names", fail)
+    replacement = PhraseReplacement(guide_phrases(paths))
+    assert replacement.feed("Temperature sets how freely tokens are drawn.")
+    with pytest.raises(AssertionError):
+        replacement.feed("Run `localchat run qwen2.5:3b`.")
 
 
 @pytest.mark.parametrize("bandwidth", [17 * GB, 60 * GB, 400 * GB])

@@ -7,7 +7,8 @@ question. Once an answer differs from the fixed answer of its topic, the rest of
 import re
 import threading
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -54,13 +55,19 @@ class GuideEngine(LocalEngine):
         self,
         options: EngineOptions,
         notify: Callable[[str], None],
-        phrases: Callable[[], Mapping[str, str]] = dict,
+        phrases: Mapping[str, Callable[[], str]] = MappingProxyType({}),
     ) -> None:
-        """phrases: replacements in answers, such as the model that suits this machine. Called on a thread."""
+        """phrases: replacements in answers, such as the model that suits this machine.
+
+        Called on a thread when an answer has the phrase."""
         super().__init__(options, notify=notify)
         self._topics = Topics(topics_file(options.model))
         # Corrections come first: the others look for phrases of corrected answers.
-        self._phrases = cache(lambda: {**read_updates().phrases, **phrases()})
+        self._phrases: dict[str, Callable[[], str]] = {
+            phrase: partial(str, correction)
+            for phrase, correction in read_updates().phrases.items()
+        }
+        self._phrases.update(phrases)
 
     def generate(self, request: GenerateRequest) -> Stream:
         request = picked(request)
@@ -135,7 +142,7 @@ class CheckedAnswer:
         question: GuideQuestion,
         choices: int = 1,
         cut: Callable[[str], str] = str,
-        phrases: Callable[[], Mapping[str, str]] = dict,
+        phrases: Mapping[str, Callable[[], str]] = MappingProxyType({}),
     ) -> None:
         """cut: truncates a text to the token limit of the request. phrases: see GuideEngine."""
         self._inner = inner
@@ -173,7 +180,7 @@ class _CheckedChoice:
         topics: Topics,
         question: GuideQuestion,
         cut: Callable[[str], str],
-        phrases: Callable[[], Mapping[str, str]],
+        phrases: Mapping[str, Callable[[], str]],
     ) -> None:
         self._phrases = phrases
         self._replacement: PhraseReplacement | None = None
@@ -292,7 +299,7 @@ class _CheckedChoice:
     def _send(self, event: Text | Finished) -> None:
         """Put an event into the stream, with phrases replaced."""
         if self._replacement is None:
-            self._replacement = PhraseReplacement(self._phrases())
+            self._replacement = PhraseReplacement(self._phrases)
         if isinstance(event, Text):
             text = self._replacement.feed(event.text)
         else:

@@ -1,13 +1,13 @@
 """Replaces fixed phrases in a text that arrives in pieces."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 class PhraseReplacement:
     """Replaces phrases, and buffers the end of a piece that may start one."""
 
-    def __init__(self, phrases: Mapping[str, str]) -> None:
-        """phrases: replacements by the phrase. Earlier phrases win."""
+    def __init__(self, phrases: Mapping[str, Callable[[], str]]) -> None:
+        """phrases: replacements by the phrase, called once the text has the phrase. Earlier phrases win."""
         self._phrases = phrases
         self._pending = ""
 
@@ -15,7 +15,8 @@ class PhraseReplacement:
         """Add a piece and return the text that can no longer change."""
         text = self._pending + text
         for phrase, replacement in self._phrases.items():
-            text = text.replace(phrase, replacement)
+            if phrase in text:
+                text = text.replace(phrase, replacement())
         start = self._start_of_phrase(text)
         self._pending = text[start:]
         return text[:start]
