@@ -129,6 +129,17 @@ STOP: Final = "stop"
 OPTION: Final = "option"
 
 
+def _check_pairs(
+    _context: click.Context, _option: click.Parameter, pairs: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, str], ...]:
+    """Reject KEY=VALUE, whose next word would be taken as the value. Raises UsageError."""
+    for key, _ in pairs:
+        name, equals, value = key.partition("=")
+        if equals:
+            raise UsageError(f"-o takes two words, not {key!r}", hint=f"write -o {name} {value}")
+    return pairs
+
+
 def engine_options(
     *, with_model: bool, cls: type[click.Option] = click.Option
 ) -> Callable[[_Decorated], _Decorated]:
@@ -149,6 +160,7 @@ def engine_options(
                 nargs=2,
                 multiple=True,
                 metavar="KEY VALUE",
+                callback=_check_pairs,
                 help="Any sampling setting, for example -o repetition_penalty 1.1. Repeatable.",
             ),
             click.option(

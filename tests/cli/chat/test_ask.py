@@ -176,6 +176,12 @@ def test_think_takes_a_value_as_elsewhere(call: Call, args: tuple[str, ...], thi
     assert "hi" in str(request.prompt.messages[-1])  # type: ignore[union-attr]
 
 
+def test_an_equals_sign_in_an_option_does_not_swallow_the_prompt(call: Call) -> None:
+    result = call(SCENARIOS["hello"], "-o", "temperature=0.5", "hi")
+    assert result.code == 2
+    assert "write -o temperature 0.5" in result.err
+
+
 def test_think_refuses_other_values_and_leaves_a_prompt_alone(call: Call) -> None:
     result = call(SCENARIOS["hello"], "--think=perhaps", "hi")
     assert result.code == 2
