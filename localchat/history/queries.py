@@ -78,7 +78,9 @@ def last_summary(connection: sqlite3.Connection) -> ConversationSummary | None:
     Messages are numbered as they are written. Their times depend on a clock that may have been wrong.
     """
     row = connection.execute(f"{_NODES}ORDER BY n.number DESC LIMIT 1").fetchone()
-    return None if row is None else summary_by_id(connection, row[0])
+    if row is None:
+        return None
+    return summary_by_id(connection, row[0])
 
 
 def summary_by_id(connection: sqlite3.Connection, id_: str) -> ConversationSummary:

@@ -421,7 +421,9 @@ def _used_s(changed_s: float) -> float:
 
     A clock that was wrong for a day would protect that day's entries for years.
     """
-    return 0.0 if changed_s > time.time() + _PART_AGE_S else changed_s
+    if changed_s > time.time() + _PART_AGE_S:
+        return 0.0
+    return changed_s
 
 
 def _is_abandoned(changed_s: float) -> bool:
