@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localchat.backend_api.interface import LoadRequest
-from localchat.errors import ModelInvalid, ModelMissing, UsageError
+from localchat.errors import LocalchatError, ModelInvalid, ModelMissing, UsageError
 from localchat.fit.load_options import LoadOptions, LoraAdapter
 from localchat.model_files.adapter import read_adapter
 from localchat.model_files.open_gguf import read_header
@@ -218,6 +219,21 @@ def test_a_conversion_is_reused_until_the_adapter_changes(llama: Scene, tmp_path
     assert not first.exists()
     assert read_adapter(second).alpha == 2
     assert read_adapter(second).rank == RANK
+
+
+def test_a_read_only_home_does_not_prevent_a_conversion(
+    llama: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = read_header(llama.path)
+    expected = converted_adapter(llama.folders[0], header).read_bytes()
+    monkeypatch.setenv("LOCALCHAT_DATA_DIR", "/proc/nowhere")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = converted_adapter(llama.folders[0], header)
+    assert path.read_bytes() == expected
+    assert path.parent.parent == tmp_path
+    path.parent.chmod(0o777)
+    with pytest.raises(LocalchatError, match="cannot be written"):
+        converted_adapter(llama.folders[0], header)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@ import hashlib
 import math
 import os
 import re
+import stat
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +27,7 @@ from localchat_llamacpp.convert.tensor_files import (
 )
 from localchat_llamacpp.gguf_writer import ALIGNMENT, TableEntry, entry, head
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Increases when the same folder converts to another file."""
 _LORA: Final = re.compile(
     r"^(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.weight)?$"
@@ -78,8 +81,7 @@ def converted_adapter(folder: Path, model: Header) -> Path:
             hint="Save the adapter as safetensors: save_pretrained does that by default.",
             path=str(folder),
         )
-    cache = find_paths(os.environ).cache_dir / "adapters"
-    target = cache / f"{_key(folder, model)}.gguf"
+    target = find_paths(os.environ).cache_dir / "adapters" / f"{_key(folder, model)}.gguf"
     if target.is_file():
         return target
     with expected_values(folder):
@@ -95,10 +97,37 @@ def converted_adapter(folder: Path, model: Header) -> Path:
         ]
     matrices = [(f"{pair.name}.lora_a", pair.a) for pair in pairs]
     matrices += [(f"{pair.name}.lora_b", pair.b) for pair in pairs]
+    try:
+        _write(target, entries, matrices)
+    except OSError as problem:
+        # The home folder may be missing or read-only.
+        try:
+            target = _temporary_folder() / target.name
+            _write(target, entries, matrices)
+        except OSError:
+            raise LocalchatError(f"{target} cannot be written: {reason(problem)}") from problem
+    return target
+
+
+def _temporary_folder() -> Path:
+    """Return this user's own folder for temporary adapters. Raises OSError."""
+    folder = Path(tempfile.gettempdir()) / f"localchat-adapters-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    # Another user may have made it first, to replace the files in it.
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
+
+
+def _write(
+    target: Path, entries: list[bytes], matrices: list[tuple[str, NDArray[np.float32]]]
+) -> None:
+    """Write a GGUF file, which is complete or missing. Raises OSError."""
     table = [TableEntry(name, matrix.shape[::-1], "F32") for name, matrix in matrices]
     partial = target.with_suffix(f".{os.getpid()}.part")
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             file.write(head(entries, table))
             for _, matrix in matrices:
@@ -106,10 +135,10 @@ def converted_adapter(folder: Path, model: Header) -> Path:
                 file.write(bytes(-file.tell() % ALIGNMENT))
         _remove_older(target)
         partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise LocalchatError(f"{target} cannot be written: {reason(error)}") from error
-    return target
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()
+        raise
 
 
 def _key(folder: Path, model: Header) -> str:
