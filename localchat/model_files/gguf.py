@@ -166,7 +166,9 @@ _MAX_CAUSE = 300
 
 def brief(cause: str) -> str:
     """Shorten a reason that quotes names from a file. They may have a megabyte."""
-    return cause if len(cause) <= _MAX_CAUSE else f"{cause[:_MAX_CAUSE]}…"
+    if len(cause) <= _MAX_CAUSE:
+        return cause
+    return f"{cause[:_MAX_CAUSE]}…"
 
 
 def _invalid(source: ByteSource, cause: str, hint: str = "") -> ModelInvalid:

@@ -198,6 +198,7 @@ def test_a_missing_shard_is_an_error_although_each_layer_has_tensors(tmp_path: P
 def test_a_tensor_in_two_files_and_one_without_elements_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     write_checkpoint(folder, "llama")
+    (folder / "model.safetensors.index.json").unlink()
     save_file({"model.norm.weight": torch.ones(4)}, folder / "model_extra.safetensors")
     with pytest.raises(ModelInvalid, match="is also in"):
         convert(folder, tmp_path / "out.gguf")
