@@ -209,7 +209,7 @@ def weight_paths(folder: Path) -> list[Path]:
     present = {path.name for path in folder.glob("*.safetensors")}
     indexed = _indexed(folder)
     missing = sorted(indexed - present)
-    if missing and _SINGLE_FILE not in present:
+    if missing and present and _SINGLE_FILE not in present:
         raise ModelMissing(
             f"{len(missing):,} of the {len(indexed):,} parts of {folder} are missing: "
             f"{', '.join(missing[:5])}.",
