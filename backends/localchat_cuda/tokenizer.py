@@ -159,7 +159,11 @@ class CheckpointTokenizer:
         return next((token for token in ids if token >= 0), -1)
 
     def _id(self, text: str) -> int:
-        token = self._without_special.token_to_id(text)
+        try:
+            token = self._without_special.token_to_id(text)
+        except UnicodeEncodeError:
+            # JSON may contain lone surrogates, which no token has.
+            return -1
         return -1 if token is None else int(token)
 
     def _token_of(self, field: str) -> int:

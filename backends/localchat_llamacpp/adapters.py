@@ -26,7 +26,7 @@ def open_adapters(adapters: Sequence[LoraAdapter], model: Header) -> tuple[Adapt
 
             path = converted_adapter(path, model)
         adapter = read_adapter(path)
-        check_adapter(adapter, model)
+        check_adapter(adapter, model, Path(option.path).name)
         opened.append(adapter)
     return tuple(opened)
 

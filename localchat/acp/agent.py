@@ -4,6 +4,7 @@ All sessions use one model. Each has a conversation of the history, whose id is 
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,8 @@ class LocalchatAgent:
         self, conversation: Conversation, cwd: str, servers: list[PassedServer]
     ) -> OpenSession:
         assert self._client is not None
+        if not os.path.isabs(cwd) or not os.path.isdir(cwd):  # noqa: PTH112, PTH117 - cwd may have a NUL
+            raise _invalid(UsageError(f"cwd must be the absolute path of a folder, not {cwd!r}"))
         try:
             passed = passed_servers(servers, self._context.mcp_servers)
             context = msgspec.structs.replace(self._context, mcp_servers=passed)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Final, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from acp.schema import (
     AcpMcpServer,
@@ -28,7 +28,7 @@ from localchat.documents.inclusion import file_text
 from localchat.documents.pages import MAX_FILE_BYTES
 from localchat.engine.attachments import join_parts, make_attachment
 from localchat.engine.request import Attachment
-from localchat.errors import FileMissing, UsageError, os_errors_as
+from localchat.errors import FileMissing, UsageError, reason
 from localchat.media.format import HEAD_BYTES, media_format
 
 PromptBlock: TypeAlias = (
@@ -52,7 +52,7 @@ def question_of(blocks: Sequence[PromptBlock]) -> Question:
     for block in blocks:
         match block:
             case TextContentBlock():
-                parts.append(block.text)
+                parts.append(valid_text(block.text))
             case ImageContentBlock() | AudioContentBlock():
                 parts.append(make_attachment(_decoded(block.data)))
             case ResourceContentBlock():
@@ -85,23 +85,41 @@ def _decoded(data: str) -> bytes:
 
 
 def _name(uri: str) -> str:
-    """Return the name of a resource, as the model and lists of messages show it."""
-    return unquote(PurePath(urlsplit(uri).path).name) or uri
+    """Return the name of a resource, as the model and lists of messages show it. Raises UsageError."""
+    return valid_text(unquote(PurePath(_parsed(uri).path).name) or uri)
+
+
+def _parsed(uri: str) -> SplitResult:
+    try:
+        return urlsplit(uri)
+    except ValueError as problem:
+        raise UsageError(f"{uri} is not an address: {problem}") from problem
+
+
+def valid_text(text: str) -> str:
+    """Replace what UTF-8 cannot encode. JSON may contain lone surrogates."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _read(uri: str) -> bytes:
     """Read a file that the client links to, because the user mentioned it."""
-    parts = urlsplit(uri)
+    parts = _parsed(uri)
     if parts.scheme != "file":
         raise UsageError(f"{uri} cannot be read", hint="only files can be linked; paste its text")
     path = Path(unquote(parts.path))
-    with os_errors_as(FileMissing, f"{path} cannot be read"), path.open("rb") as file:
-        return file.read(MAX_FILE_BYTES + 1)
+    # A pipe would never end, and a cancelled prompt could not interrupt the read.
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is not a file")
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as problem:
+        raise FileMissing(f"{path} cannot be read: {reason(problem)}") from problem
 
 
 def _embedded(name: str, resource: TextResourceContents | BlobResourceContents) -> str | Attachment:
     if isinstance(resource, TextResourceContents):
-        return _content(name, resource.text.encode())
+        return _content(name, resource.text.encode("utf-8", "replace"))
     return _content(name, _decoded(resource.blob))
 
 

@@ -136,7 +136,9 @@ def new_id() -> str:
 
     Hex digits of 48 bits of milliseconds and 80 random bits.
     """
-    return f"{int(time.time() * 1000):012x}{os.urandom(10).hex()}"
+    # A clock before 1970 would make a minus sign, which begins a flag.
+    milliseconds = max(int(time.time() * 1000), 0)
+    return f"{milliseconds:012x}{os.urandom(10).hex()}"
 
 
 class Conversation(msgspec.Struct):

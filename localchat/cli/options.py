@@ -111,6 +111,14 @@ def _setting_option(
     )
 
 
+_THINK: Final = "--think"
+_THINK_VALUES: Final = {
+    "--no-think": ("false", "off", "no", "none", "0"),
+    _THINK: ("true", "on", "yes", "1", "low", "medium", "high"),
+}
+_UNDECIDED = "localchat.cli.options.undecided"
+"""Key in the notes of the context for `--think=auto`, which a switch cannot express."""
+
 _NO_CACHE_DISK: Final = "--no-cache-disk"
 """Name of the flag, and its key in the notes of the context."""
 AFTER_DASHES = "localchat.cli.options.after_dashes"
@@ -119,6 +127,17 @@ ARGUMENTS = "localchat.cli.options.arguments"
 """Key in the notes of the context for the unparsed arguments of a prompt."""
 STOP: Final = "stop"
 OPTION: Final = "option"
+
+
+def _check_pairs(
+    _context: click.Context, _option: click.Parameter, pairs: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, str], ...]:
+    """Reject KEY=VALUE, whose next word would be taken as the value. Raises UsageError."""
+    for key, _ in pairs:
+        name, equals, value = key.partition("=")
+        if equals:
+            raise UsageError(f"-o takes two words, not {key!r}", hint=f"write -o {name} {value}")
+    return pairs
 
 
 def engine_options(
@@ -141,6 +160,7 @@ def engine_options(
                 nargs=2,
                 multiple=True,
                 metavar="KEY VALUE",
+                callback=_check_pairs,
                 help="Any sampling setting, for example -o repetition_penalty 1.1. Repeatable.",
             ),
             click.option(
@@ -187,6 +207,34 @@ def load_flags(function: _Decorated) -> _Decorated:
     return function
 
 
+class ThinkingCommand(click.Command):
+    """Accepts `--think=VALUE` besides `--think` and `--no-think`, like Ollama."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        flags = [_thinking(ctx, arg) for arg in args[:end]]
+        return super().parse_args(ctx, [flag for flag in flags if flag is not None] + args[end:])
+
+
+def _thinking(ctx: click.Context, arg: str) -> str | None:
+    """Turn `--think=VALUE` into a switch. None for `auto`, which is noted in the context.
+
+    A level counts as on, because models cannot reason more or less. Raises UsageError for other values.
+    """
+    name, equals, value = arg.partition("=")
+    if name not in _THINK_VALUES:
+        return arg
+    ctx.meta[_UNDECIDED] = name == _THINK and value.lower() == "auto"
+    if name != _THINK or not equals:
+        return arg
+    if ctx.meta[_UNDECIDED]:
+        return None
+    for switch, values in _THINK_VALUES.items():
+        if value.lower() in values:
+            return switch
+    raise UsageError(f"--think is {value!r}; expected true, false or auto")
+
+
 def given_flags(ctx: click.Context) -> dict[str, "Given"]:
     """Return the settings on the command line. Raises UsageError for an unknown `-o`."""
     from localchat.config.settings import Given
@@ -201,6 +249,8 @@ def given_flags(ctx: click.Context) -> dict[str, "Given"]:
         settings[key] = Given(_as_setting(key, value), _flag_name(ctx, key))
     if ctx.meta.get(_NO_CACHE_DISK):
         settings["cache_disk_gb"] = Given("0", _NO_CACHE_DISK)
+    if ctx.meta.get(_UNDECIDED):
+        settings["think"] = Given("auto", _THINK)
     return settings
 
 

@@ -4,7 +4,6 @@ Runs on input threads. It needs only the header and the tokenizer, so it never w
 weights.
 """
 
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -56,6 +55,7 @@ from localchat.engine.request import (
     default_answer_tokens,
 )
 from localchat.errors import ContextExceeded, LocalchatError, UsageError
+from localchat.fit.load_options import MAX_LORA_SCALE
 
 _SEED_MASK = (1 << 64) - 1
 _MAX_CHOICES = 64
@@ -239,9 +239,10 @@ class InputProcessor:
                         hint="--lora loads adapters, which are numbered from 0",
                         field="lora",
                     )
-                if not math.isfinite(scale):
+                if not abs(scale) <= MAX_LORA_SCALE:
                     raise UsageError(
-                        f"the scale of LoRA adapter {number} is {scale}; expected a finite number",
+                        f"the scale of LoRA adapter {number} is {scale}; expected -{MAX_LORA_SCALE:g} to "
+                        f"{MAX_LORA_SCALE:g}",
                         field="lora",
                     )
                 scales[number] = scale

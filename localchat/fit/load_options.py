@@ -14,6 +14,9 @@ ExpertsOnCpu: TypeAlias = int | Literal["auto"]
 GpuCount: TypeAlias = int | Literal["auto"]
 RoundedType: TypeAlias = Literal["fp8", "int8", "int4"]
 
+MAX_LORA_SCALE = 1000.0
+"""Largest scale of a LoRA adapter. Huge ones overflow the model's numbers."""
+
 
 class LoraAdapter(msgspec.Struct, frozen=True):
     """A LoRA adapter and its default scale."""

@@ -72,6 +72,17 @@ def list_summaries(
     return [_summary(row) for row in rows]
 
 
+def last_summary(connection: sqlite3.Connection) -> ConversationSummary | None:
+    """Return the conversation with the newest message.
+
+    Messages are numbered as they are written. Their times depend on a clock that may have been wrong.
+    """
+    row = connection.execute(f"{_NODES}ORDER BY n.number DESC LIMIT 1").fetchone()
+    if row is None:
+        return None
+    return summary_by_id(connection, row[0])
+
+
 def summary_by_id(connection: sqlite3.Connection, id_: str) -> ConversationSummary:
     return _summary(connection.execute(f"{_SUMMARY}WHERE c.id = ?", (id_,)).fetchone())
 

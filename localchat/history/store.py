@@ -18,6 +18,7 @@ from localchat.history.database import Database
 from localchat.history.queries import (
     ConversationSummary,
     SearchHit,
+    last_summary,
     list_summaries,
     search,
     summary_by_id,
@@ -187,8 +188,9 @@ class History:
             return list_summaries(connection, limit, before)
 
     def last(self) -> ConversationSummary | None:
-        """Return the conversation that changed last."""
-        return next(iter(self.list(1)), None)
+        """Return the conversation with the newest message. None without messages."""
+        with self._database.read() as connection:
+            return last_summary(connection)
 
     def search(self, text: str, limit: int = 50) -> Hits:
         """Return the conversations with all words of `text` in one message or in the title, newest first.

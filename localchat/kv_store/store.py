@@ -182,7 +182,7 @@ class KVStore:
                         continue
                     path = Path(item.path)
                     if keys is not None:
-                        yield StoredFile(path, *keys, status.st_size, status.st_mtime)
+                        yield StoredFile(path, *keys, status.st_size, _used_s(status.st_mtime))
                     elif item.name.endswith(PART_SUFFIX) and _is_abandoned(status.st_mtime):
                         path.unlink(missing_ok=True)
 
@@ -416,9 +416,19 @@ def _is_reachable(folder: Path, entry: Entry) -> bool:
     return not entry.start or any(folder.glob(f"*-{entry.parent.hex()}.*"))
 
 
+def _used_s(changed_s: float) -> float:
+    """Return the time of an entry's last use. 0 for a time in the future.
+
+    A clock that was wrong for a day would protect that day's entries for years.
+    """
+    if changed_s > time.time() + _PART_AGE_S:
+        return 0.0
+    return changed_s
+
+
 def _is_abandoned(changed_s: float) -> bool:
     """Return whether the program that wrote an unfinished file was killed."""
-    return time.time() - changed_s > _PART_AGE_S
+    return abs(time.time() - changed_s) > _PART_AGE_S
 
 
 def _about(folder: Path) -> About:

@@ -5,6 +5,7 @@ computes with W + scale * alpha / rank * (B A).
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +68,10 @@ def read_adapter(path: Path) -> Adapter:
             hint="Use a plain LoRA adapter.",
             path=str(path),
         )
-    return Adapter(path, header, _pairs(path, header))
+    adapter = Adapter(path, header, _pairs(path, header))
+    if not math.isfinite(adapter.alpha):
+        raise _invalid(path, f"its alpha is {adapter.alpha}")
+    return adapter
 
 
 def _pairs(path: Path, header: Header) -> dict[str, tuple[GgufTensor, GgufTensor]]:
@@ -89,26 +93,27 @@ def _pairs(path: Path, header: Header) -> dict[str, tuple[GgufTensor, GgufTensor
     return pairs
 
 
-def check_adapter(adapter: Adapter, model: Header) -> None:
-    """Raise ModelInvalid unless an adapter fits a model. llama.cpp aborts the process at some mismatches."""
-    name = adapter.path.name
+def check_adapter(adapter: Adapter, model: Header, name: str) -> None:
+    """Raise ModelInvalid unless an adapter fits a model. llama.cpp aborts the process at some mismatches.
+
+    name: file or folder that the user gave, for errors.
+    """
     architecture = adapter.header.architecture
     if architecture != model.architecture:
         raise _mismatch(
-            adapter, f"it is for the architecture {architecture}, and this is {model.architecture}"
+            name, f"it is for the architecture {architecture}, and this is {model.architecture}"
         )
     tensors = {tensor.name: tensor for tensor in model.tensors}
     for stem, (a, b) in adapter.pairs.items():
+        if stem in (_EMBEDDING, _OUTPUT) and _OUTPUT not in tensors:
+            raise ModelInvalid(
+                f"{name} changes the token embedding or the output, which are one matrix in this model. "
+                "llama.cpp cannot apply it.",
+                hint="Train the adapter without embed_tokens and lm_head.",
+            )
         target = tensors.get(stem)
         if target is None:
-            raise _mismatch(adapter, f"it changes {stem}, and the model has no such tensor")
-        if stem == _EMBEDDING and _OUTPUT not in tensors:
-            raise ModelInvalid(
-                f"{name} changes the token embedding, which is also the output of this model. llama.cpp "
-                "cannot apply it.",
-                hint="Train the adapter without embed_tokens.",
-                path=str(adapter.path),
-            )
+            raise _mismatch(name, f"it changes {stem}, and the model has no such tensor")
         shape = (a.shape[0], *b.shape[1:])
         ranks = a.shape[1], b.shape[0]
         if stem == _EMBEDDING:
@@ -117,7 +122,7 @@ def check_adapter(adapter: Adapter, model: Header) -> None:
             ranks = a.shape[0], b.shape[0]
         if shape != target.shape or ranks[0] != ranks[1] or a.shape[2:] != b.shape[2:]:
             raise _mismatch(
-                adapter,
+                name,
                 f"its matrices for {stem} have the shapes {_shown(a)} and {_shown(b)}, and the model's has "
                 f"{_shown(target)}",
             )
@@ -127,11 +132,10 @@ def _shown(tensor: GgufTensor) -> str:
     return " x ".join(map(str, tensor.shape))
 
 
-def _mismatch(adapter: Adapter, cause: str) -> ModelInvalid:
+def _mismatch(name: str, cause: str) -> ModelInvalid:
     return ModelInvalid(
-        f"The adapter {adapter.path.name} does not fit this model: {cause}.",
+        f"The adapter {name} does not fit this model: {cause}.",
         hint="Use an adapter that was trained on this model.",
-        path=str(adapter.path),
     )
 
 

@@ -27,7 +27,11 @@ SIDECARS: Final = {
 Early quantized checkpoints and ModelOpt's have them.
 """
 _OLD_NAMES: Final = {"w_bit": "bits", "q_group_size": "group_size"}
+_MAX_INDEX_BYTES: Final = 64 << 20
 _MAX_FILES: Final = 1024
+_SINGLE_FILE: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+"""List of the tensors of a split model, with their files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +202,34 @@ def read_config(folder: Path) -> Checkpoint:
 
 
 def weight_paths(folder: Path) -> list[Path]:
-    """Return the paths of the model's weight files in a folder, sorted by name."""
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
-    return [folder / name for name in weight_files(names)]
+    """Return the paths of the model's weight files in a folder, sorted by name.
+
+    Raises ModelMissing if parts of a split model are missing.
+    """
+    present = {path.name for path in folder.glob("*.safetensors")}
+    indexed = _indexed(folder)
+    missing = sorted(indexed - present)
+    if missing and present and _SINGLE_FILE not in present:
+        raise ModelMissing(
+            f"{len(missing):,} of the {len(indexed):,} parts of {folder} are missing: "
+            f"{', '.join(missing[:5])}.",
+            hint="Download them into this folder.",
+            path=str(folder),
+        )
+    if indexed and not missing:
+        # The folder may also have parts of an earlier download.
+        return [folder / name for name in sorted(indexed)]
+    return [folder / name for name in weight_files(sorted(present))]
+
+
+def _indexed(folder: Path) -> frozenset[str]:
+    """Return the files that the index of a split model names. Empty without a readable index."""
+    try:
+        with FileSource(folder / _INDEX) as source:
+            files = json.loads(source.read(0, _MAX_INDEX_BYTES))["weight_map"].values()
+            return frozenset(name for name in files if isinstance(name, str))
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return frozenset()
 
 
 def weight_files(names: Sequence[str]) -> tuple[str, ...]:

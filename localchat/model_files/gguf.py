@@ -160,9 +160,19 @@ def read_gguf(source: ByteSource, strings: Collection[str] = ()) -> Header:
 
 
 _AGAIN = "The file is cut off or damaged: download it again."
+_MAX_CAUSE = 300
+"""Characters of a reason in an error."""
+
+
+def brief(cause: str) -> str:
+    """Shorten a reason that quotes names from a file. They may have a megabyte."""
+    if len(cause) <= _MAX_CAUSE:
+        return cause
+    return f"{cause[:_MAX_CAUSE]}…"
 
 
 def _invalid(source: ByteSource, cause: str, hint: str = "") -> ModelInvalid:
+    cause = brief(cause)
     return ModelInvalid(
         f"{source.name} is not a usable GGUF model: {cause}.",
         hint=hint or _AGAIN,

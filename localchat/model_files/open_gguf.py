@@ -11,7 +11,7 @@ from pathlib import Path
 
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat.model_files.byte_source import ByteSource, FileSource
-from localchat.model_files.gguf import Array, GgufTensor, Header, read_gguf
+from localchat.model_files.gguf import Array, GgufTensor, Header, brief, read_gguf
 from localchat.suggestions import closest
 
 __all__ = ["Header", "check_model", "join_parts", "read_header", "read_source"]
@@ -198,7 +198,7 @@ def _check_part(header: Header, number: int, count: int) -> None:
     if stated != (count, number) and not (count == 1 and stated == (None, None)):
         raise ModelInvalid(
             f"{header.name} is named as part {number + 1} of {count}, but its header says: "
-            f"split.count {stated[0]}, split.no {stated[1]}.",
+            f"{brief(f'split.count {stated[0]}, split.no {stated[1]}')}.",
             hint="The parts may be of different models, or renamed: download them again.",
             path=header.name,
         )
@@ -284,6 +284,7 @@ def _within(header: Header, key: str, low: int, high: int) -> int:
 
 
 def _unusable(header: Header, cause: str, hint: str = _AGAIN) -> ModelInvalid:
+    cause = brief(cause)
     return ModelInvalid(
         f"{header.name} is not a usable model: {cause}.", hint=hint, path=header.name, reason=cause
     )

@@ -17,7 +17,9 @@ from localchat.model_files.byte_source import ByteSource, FileSource
 
 MAX_HEADER_BYTES = 64 << 20
 MAX_TENSORS = 1 << 17
-_BITS = re.compile(r"^[A-Z]+(\d+)")
+_MAX_NAME = 1024
+_MAX_SIZE = 1 << 60
+_BITS = re.compile(r"[A-Z]{1,4}([0-9]{1,3})(?:_[A-Z0-9]{1,8})?")
 _AGAIN = "The file is cut off or damaged: download it again."
 
 
@@ -71,9 +73,9 @@ def read_safetensors_source(source: ByteSource) -> SafetensorsHeader:
     if source.size < 10 or not 2 <= length <= min(MAX_HEADER_BYTES, source.size - 8):
         raise _invalid(source, f"its header claims {length:,} bytes of {source.size:,}")
     try:
-        table = json.loads(source.read(8, length))
+        table = json.loads(source.read(8, length).decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise _invalid(source, "its header is not valid JSON") from error
+        raise _invalid(source, f"its header is not valid JSON: {error}") from error
     if not isinstance(table, dict) or len(table) > MAX_TENSORS:
         raise _invalid(source, "its header is not a table of tensors")
     metadata = table.pop("__metadata__", {})
@@ -96,6 +98,17 @@ def read_safetensors_source(source: ByteSource) -> SafetensorsHeader:
     return SafetensorsHeader(source.name, metadata, tuple(tensors), source.size)
 
 
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the object of a header. Raises ValueError for a name that occurs twice.
+
+    Programs differ in which of two entries they read.
+    """
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return table
+
+
 def _invalid(source: ByteSource, cause: str) -> ModelInvalid:
     return ModelInvalid(
         f"{source.name} is not a usable safetensors file: {cause}.", hint=_AGAIN, path=source.name
@@ -103,6 +116,8 @@ def _invalid(source: ByteSource, cause: str) -> ModelInvalid:
 
 
 def _tensor(source: ByteSource, name: str, entry: object, start: int) -> Tensor:
+    if len(name) > _MAX_NAME or not name.isprintable():
+        raise _invalid(source, f"a tensor has the name {name[:80]!a}")
     fields = entry if isinstance(entry, dict) else {}
     dtype = fields.get("dtype")
     shape = fields.get("shape")
@@ -115,7 +130,9 @@ def _tensor(source: ByteSource, name: str, entry: object, start: int) -> Tensor:
     begin, end = offsets
     size = end - begin
     bits = _bits(dtype)
-    if not bits or count >= 1 << 60 or size != -(-count * bits // 8):
+    if not bits:
+        raise _invalid(source, f"tensor {name} has the unknown type {dtype[:40]!a}")
+    if count >= _MAX_SIZE or size != -(-count * bits // 8):
         raise _invalid(source, f"tensor {name} of shape {shape} in {dtype} takes {size:,} bytes")
     return Tensor(name, tuple(shape), dtype, start + begin, size)
 
@@ -124,16 +141,17 @@ def _bits(dtype: str) -> int:
     """Return the bits per number, 0 for an unknown type."""
     if dtype == "BOOL":
         return 8
-    match = _BITS.match(dtype)
+    match = _BITS.fullmatch(dtype)
     return int(match[1]) if match else 0
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:
-    """Return whether a value is a short list of integers from 0 on."""
+    """Return whether a value is a short list of sizes or offsets."""
     return (
         isinstance(value, list)
         and len(value) <= 16
         and all(
-            isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value
+            isinstance(item, int) and not isinstance(item, bool) and 0 <= item < _MAX_SIZE
+            for item in value
         )
     )

@@ -4,7 +4,6 @@ Remembers the model of the last run in the state folder. Reads catalogue and man
 matches, because this runs before every first frame and every first token.
 """
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from localchat.config.remotes import Remote
 from localchat.config.settings import Settings
 from localchat.engine.options import load_options
 from localchat.errors import ModelInvalid, ModelMissing, UsageError, reason
-from localchat.fit.load_options import LoadOptions, LoraAdapter
+from localchat.fit.load_options import MAX_LORA_SCALE, LoadOptions, LoraAdapter
 
 if TYPE_CHECKING:
     from localchat.models.catalog import Catalog
@@ -130,8 +129,10 @@ def parse_adapter(text: str) -> LoraAdapter:
     if colon and _is_number(number) and not expand_home(text).exists():
         name = stem
         scale = float(number)
-    if not math.isfinite(scale):
-        raise UsageError(f"--lora: the scale of {name} is {number}; expected a finite number")
+    if not abs(scale) <= MAX_LORA_SCALE:
+        raise UsageError(
+            f"--lora: the scale of {name} is {number}; expected -{MAX_LORA_SCALE:g} to {MAX_LORA_SCALE:g}"
+        )
     path = expand_home(name).absolute()
     if not path.exists():
         raise ModelMissing(

@@ -87,18 +87,25 @@ class McpConnection:
         self, environ: Mapping[str, str], folder: Path, ready: "asyncio.Future[None]"
     ) -> None:
         """Hold the connection open until `close`."""
-        from mcp import Client
+        from mcp import MCPError
 
         try:
             if self.server.url:
-                transport = _http(self.server, environ)
-            else:
+                await self._hold(_http(self.server, environ), "auto", ready)
+                return
+            # The SDK first sends a request of the newest protocol. Many servers ignore it, and each start
+            # would wait ten seconds for the answer.
+            for mode in ("legacy", "auto"):
+                self._ended = False
                 transport = _stdio(self.server, environ, folder, self._errors, self._on_end)
-            async with Client(transport, read_timeout_seconds=self.server.timeout_s) as client:
-                self._client = client
-                if not ready.done():
-                    ready.set_result(None)
-                await self._closing.wait()
+                try:
+                    await self._hold(transport, mode, ready)
+                except Exception as problem:
+                    is_refusal = isinstance(_innermost(problem), MCPError)
+                    if mode == "auto" or ready.done() or not is_refusal:
+                        raise
+                else:
+                    return
         except Exception as problem:  # noqa: BLE001 - whatever a server causes in the SDK
             if not ready.done():
                 ready.set_exception(problem)
@@ -108,6 +115,16 @@ class McpConnection:
             if not ready.done():
                 ready.set_exception(ToolError(f"{self.server.name} was stopped"))
                 ready.exception()
+
+    async def _hold(self, transport: Any, mode: str, ready: "asyncio.Future[None]") -> None:  # noqa: ANN401
+        """Connect, report that in `ready`, and wait for `close`. mode: handshake, as the SDK names it."""
+        from mcp import Client
+
+        async with Client(transport, mode=mode) as client:
+            self._client = client
+            if not ready.done():
+                ready.set_result(None)
+            await self._closing.wait()
 
     async def close(self) -> None:
         """Stop the server. Idempotent."""
@@ -132,9 +149,12 @@ class McpConnection:
             raise ToolError(f"{name} failed: {self._cause(problem)}") from problem
 
     def _cause(self, problem: BaseException) -> str:
-        while isinstance(problem, BaseExceptionGroup):
-            problem = problem.exceptions[0]
-        if isinstance(problem, OSError):
+        import pydantic
+
+        problem = _innermost(problem)
+        if isinstance(problem, pydantic.ValidationError):
+            text = f"it sent an invalid {problem.title}"
+        elif isinstance(problem, OSError):
             text = reason(problem)
         else:
             text = str(problem) or type(problem).__name__
@@ -237,6 +257,13 @@ class McpConnection:
 
         effect: Effect = "read" if self.server.trusted else "run"
         return Tool(name, f"Read a resource: {listed}", schema, effect, plan)
+
+
+def _innermost(problem: BaseException) -> BaseException:
+    """Return the first error in groups of errors."""
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return problem
 
 
 def _text(parts: Sequence[Any]) -> str:

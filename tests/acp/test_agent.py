@@ -51,7 +51,7 @@ from localchat.cli.main import run as run_command
 from localchat.config.mcp_servers import McpServer
 from localchat.engine.events import Event, Finished, Reasoning, Text, ToolCall
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.errors import EngineDied, UsageError
+from localchat.errors import EngineDied, LocalchatError, UsageError
 from localchat.history.store import History
 from localchat.session.engine_holder import EngineHolder
 from tests.support.media import png
@@ -480,6 +480,34 @@ def test_resources_and_pictures_become_parts_of_the_question(tmp_path: Path) -> 
         question_of([resource_link_block("page", "https://example.org/")])
     with pytest.raises(UsageError, match="base64"):
         question_of([image_block("?", "image/png")])
+
+
+def test_half_characters_are_replaced_in_all_parts_of_a_question() -> None:
+    embedded = TextResourceContents(uri="file:///project/\ud800.py", text="text \udfff")
+    question = question_of([text_block("a \ud800 b"), resource_block(embedded)])
+    assert question.text.startswith("a ? b")
+    assert [item.label for item in question.inclusions] == ["?.py"]
+    question.text.encode()
+
+
+def test_a_link_to_anything_but_a_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for link in (f"file://{tmp_path}/pipe", "file:///dev/zero", f"file://{tmp_path}"):
+        with pytest.raises(UsageError, match="is not a file"):
+            question_of([resource_link_block("link", link)])
+    for link, message in (("file:///a%00b", "cannot be read"), ("file://[/a", "not an address")):
+        with pytest.raises(LocalchatError, match=message):
+            question_of([resource_link_block("link", link)])
+
+
+@pytest.mark.parametrize("cwd", ["", "relative", "/nowhere", "/dev/null", "/tmp\0"])
+def test_a_session_needs_a_folder(cwd: str, tmp_path: Path) -> None:
+    async def scene(desk: Desk) -> None:
+        with pytest.raises(RequestError, match="absolute path of a folder") as caught:
+            await desk.agent.new_session(cwd=cwd)
+        assert caught.value.code == -32602
+
+    play(stage_of(tmp_path), scene)
 
 
 def test_servers_of_the_client_get_names_of_ours(tmp_path: Path) -> None:

@@ -136,6 +136,26 @@ def test_the_list_has_pages_and_the_newest_first(history: History) -> None:
     assert last.id == made[-1].id
 
 
+@pytest.mark.parametrize("offset_s", [4e8, 4e11, -1e10])
+def test_the_last_conversation_is_that_of_the_newest_message_although_the_clock_jumped(
+    history: History, monkeypatch: pytest.MonkeyPatch, offset_s: float
+) -> None:
+    clock = time.time
+    for offsets_s in ((offset_s, 0.0), (0.0, offset_s)):
+        monkeypatch.setattr(time, "time", lambda: clock() + offsets_s[0])  # noqa: B023
+        earlier = kept(history, "before the jump")
+        monkeypatch.setattr(time, "time", lambda: clock() + offsets_s[1])  # noqa: B023
+        later = kept(history, "after the jump")
+        last = history.last()
+        assert last is not None
+        assert last.id == later.id
+        assert not earlier.id.startswith("-") and not later.id.startswith("-")
+        history.delete(later.id)
+        last = history.last()
+        assert last is not None
+        assert last.id == earlier.id
+
+
 def test_deleted_ones_are_hidden_restored_and_purged(history: History) -> None:
     one, other = kept(history, "alpha first"), kept(history, "alpha second")
     history.delete(one.id)

@@ -260,6 +260,24 @@ def test_the_least_recently_used_go_first_and_a_parent_never_before_its_child() 
     assert len(victims(files, 1000, max_files=1)) == 3
 
 
+def test_entries_of_a_wrong_clock_go_first(store: KVStore) -> None:
+    namespace = store.namespace("model", "m")
+    ahead_s = time.time() + 4e7
+    keep(namespace, "a text of next year")
+    assert store.writer.drain(60)
+    ahead = {file.path for file in store.files()}
+    part = namespace.folder / "x.part"
+    part.write_bytes(b"x")
+    for path in (*ahead, part):
+        os.utime(path, (ahead_s, ahead_s))
+    keep(namespace, "today: another text")
+    assert store.writer.drain(60)
+    files = victims(store.files(), 0)
+    assert len(files) > len(ahead)
+    assert {file.path for file in files[: len(ahead)]} == ahead
+    assert not part.exists()
+
+
 def writer_of(folder: Path, first: int) -> list[str]:
     return [sys.executable, str(kv_texts.__file__), str(folder), ":".join(sys.path), str(first)]
 

@@ -122,6 +122,13 @@ def test_a_token_without_a_row_may_stand_in_both_lists(tmp_path: Path) -> None:
     assert CheckpointTokenizer(tmp_path, 2).vocab_size == 2
 
 
+def test_a_special_token_that_is_a_lone_surrogate_is_unknown(folder: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "\\ud800"}')
+    assert CheckpointTokenizer(tmp_path, 500).eos == -1
+
+
 def test_a_vocabulary_larger_than_the_model_is_refused(folder: Path) -> None:
     with pytest.raises(ModelInvalid, match="states 100"):
         CheckpointTokenizer(folder, 100)

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localchat.backend_api.interface import LoadRequest
-from localchat.errors import ModelInvalid, ModelMissing, UsageError
+from localchat.errors import LocalchatError, ModelInvalid, ModelMissing, UsageError
 from localchat.fit.load_options import LoadOptions, LoraAdapter
 from localchat.model_files.adapter import read_adapter
 from localchat.model_files.open_gguf import read_header
@@ -180,7 +181,7 @@ def test_neighbors_with_other_adapters_do_not_mix_and_share_no_cache(llama: Scen
 def test_an_unknown_adapter_and_a_bad_scale_are_refused(llama: Scene) -> None:
     with load_model(llama.path, lora=llama.lora) as runner:
         core = Core(runner, adapters=llama.opened().info.adapters)
-        for lora in ((2, 1.0),), ((-1, 1.0),), ((0, float("nan")),), ((0, float("inf")),):
+        for lora in ((2, 1.0),), ((-1, 1.0),), ((0, float("nan")),), ((0, 1e39),):
             with pytest.raises(UsageError, match="LoRA adapter"):
                 core.ask(request(TOKENS, lora=lora))
 
@@ -221,6 +222,21 @@ def test_a_conversion_is_reused_until_the_adapter_changes(llama: Scene, tmp_path
     assert {b.shape[0] for _, b in adapter.pairs.values()} == {RANK}
 
 
+def test_a_read_only_home_does_not_prevent_a_conversion(
+    llama: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = read_header(llama.path)
+    expected = converted_adapter(llama.folders[0], header).read_bytes()
+    monkeypatch.setenv("LOCALCHAT_DATA_DIR", "/proc/nowhere")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = converted_adapter(llama.folders[0], header)
+    assert path.read_bytes() == expected
+    assert path.parent.parent == tmp_path
+    path.parent.chmod(0o777)
+    with pytest.raises(LocalchatError, match="cannot be written"):
+        converted_adapter(llama.folders[0], header)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -229,6 +245,16 @@ def test_a_conversion_is_reused_until_the_adapter_changes(llama: Scene, tmp_path
         ({"bias": "all"}, "biases"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"lora_alpha": 0}, "lora_alpha"),
+        ({"lora_alpha": float("nan")}, "lora_alpha"),
+        ({"lora_alpha": 10**400}, "unexpected value"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights"),
+        ({"alpha_pattern": {"q_proj": "4"}}, "lora_alpha"),
+        ({"alpha_pattern": {"q_proj": float("inf")}}, "lora_alpha"),
+        ({"alpha_pattern": ["q_proj"]}, "unexpected value"),
+        ({"alpha_pattern": {"(": 4}}, "unexpected value"),
+        ({"alpha_pattern": {"(.*.*.*.*.*.*.*.*.*)+x": 4}}, "alpha_pattern"),
+        ({"alpha_pattern": {"x" * 600: 4}}, "alpha_pattern"),
     ],
 )
 def test_other_methods_of_peft_are_refused(
@@ -239,6 +265,73 @@ def test_other_methods_of_peft_are_refused(
     (folder / "adapter_config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(ModelInvalid, match=expected):
         converted_adapter(folder, read_header(llama.path))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Setting `save_embedding_layers`")
+@pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]])
+def test_embedding_and_output_may_be_adapted(
+    targets: list[str], llama: Scene, tmp_path: Path
+) -> None:
+    """PEFT saves both weights of the model with such an adapter."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(5)
+    config = peft.LoraConfig(r=RANK, target_modules=targets, init_lora_weights=False)
+    adapted = peft.get_peft_model(copy.deepcopy(llama.model), config).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    model = GgufModel(llama.path)
+    lora = (LoraAdapter(str(tmp_path / "adapter")),)
+    model.plan(LoadOptions(context_tokens=512, gpu_layers=0, lora=lora))
+    with load_model(llama.path, lora=lora) as runner:
+        core = Core(runner, adapters=model.info.adapters)
+        assert worst(say(core), logprobs(adapted, TOKENS)) < 0.03
+    model.close()
+
+
+def add_copy(folder: Path, name: str, weight: torch.Tensor) -> None:
+    """Add a weight of the model to an adapter, and a LoRA of the output."""
+    file = folder / "adapter_model.safetensors"
+    stem = "base_model.model.lm_head.lora"
+    rows, width = weight.shape
+    pair = {
+        f"{stem}_A.weight": torch.ones(RANK, width),
+        f"{stem}_B.weight": torch.ones(rows, RANK),
+    }
+    save_file({**load_file(file), **pair, name: weight.contiguous()}, file)
+
+
+def test_a_copy_of_the_models_own_output_is_skipped_unless_it_has_new_tokens(
+    llama: Scene, tmp_path: Path
+) -> None:
+    header = read_header(llama.path)
+    weight = llama.model.lm_head.weight.detach()
+    name = "base_model.model.lm_head.base_layer.weight"
+    folder = shutil.copytree(llama.folders[0], tmp_path / "same")
+    add_copy(folder, name, weight)
+    assert "output.weight" in read_adapter(converted_adapter(folder, header)).pairs
+    folder = shutil.copytree(llama.folders[0], tmp_path / "more")
+    add_copy(folder, name, torch.cat([weight, weight[:8]]))
+    with pytest.raises(ModelInvalid, match="has the shape"):
+        converted_adapter(folder, header)
+    folder = shutil.copytree(llama.folders[0], tmp_path / "trained")
+    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors["base_model.model.lm_head.weight"] = weight.contiguous()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(ModelInvalid, match="is not a matrix of a LoRA"):
+        converted_adapter(folder, header)
+
+
+def test_the_output_of_a_tied_model_cannot_be_adapted_and_the_error_names_the_folder(
+    tmp_path: Path,
+) -> None:
+    scene = Scene(tmp_path, "qwen3")
+    add_copy(
+        scene.folders[0],
+        "base_model.model.lm_head.base_layer.weight",
+        scene.model.lm_head.weight.detach(),
+    )
+    lora = (LoraAdapter(str(scene.folders[0])),)
+    with pytest.raises(ModelInvalid, match=r"^first changes the token embedding or the output"):
+        open_adapters(lora, read_header(scene.path))
 
 
 def test_an_adapter_that_does_not_fit_is_refused_before_the_load(

@@ -1,6 +1,7 @@
 """Checkpoints of safetensors become GGUF files that compute what transformers computes."""
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,73 @@ def test_an_unknown_tokenizer_is_refused(
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, part: value}))
     with pytest.raises(ModelInvalid, match=expected):
+        convert(folder, tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("config.json", {"architectures": 1}),
+        ("config.json", {"hidden_size": 10**30}),
+        ("config.json", {"quantization_config": "awq"}),
+        ("config.json", {"rope_parameters": [1]}),
+        ("generation_config.json", {"top_k": float("inf")}),
+        ("generation_config.json", {"top_p": 1e308}),
+        ("tokenizer.json", {"added_tokens": 3}),
+        ("tokenizer.json", {"added_tokens": [{"id": {}, "content": "x"}]}),
+        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": "0"}, "merges": []}}),
+        ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 0}}}),
+        ("tokenizer.json", {"normalizer": 1.5}),
+        ("tokenizer_config.json", {"eos_token": [None]}),
+        ("tokenizer_config.json", {"chat_template": [1]}),
+        ("tokenizer_config.json", {"chat_template": "\ud800"}),
+    ],
+)
+def test_a_value_of_another_type_is_an_error_with_the_folder(
+    file: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "in"
+    write_checkpoint(folder, "llama")
+    path = folder / file
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**before, **changes}))
+    with pytest.raises(ModelInvalid, match=re.escape(str(folder))):
+        convert(folder, tmp_path / "out.gguf")
+
+
+def test_a_missing_shard_is_an_error_although_each_layer_has_tensors(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    write_checkpoint(folder, "llama")
+    (file,) = (
+        file
+        for file in folder.glob("*.safetensors")
+        if "model.layers.1.mlp.down_proj.weight" in load_file(file)
+    )
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    save_file(tensors, file)
+    with pytest.raises(ModelInvalid, match=r"layer 1 of 2 has no tensor for ffn_down\.weight"):
+        convert(folder, tmp_path / "out.gguf")
+
+
+def test_a_tensor_in_two_files_and_one_without_elements_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    write_checkpoint(folder, "llama")
+    (folder / "model.safetensors.index.json").unlink()
+    save_file({"model.norm.weight": torch.ones(4)}, folder / "model_extra.safetensors")
+    with pytest.raises(ModelInvalid, match="is also in"):
+        convert(folder, tmp_path / "out.gguf")
+    save_file({"model.extra.weight": torch.ones(4, 0)}, folder / "model_extra.safetensors")
+    with pytest.raises(ModelInvalid, match="has the shape"):
+        convert(folder, tmp_path / "out.gguf")
+
+
+def test_a_config_with_too_many_layers_is_refused_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    write_checkpoint(folder, "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 10**9}))
+    with pytest.raises(ModelInvalid, match="1,000,000,000 layers"):
         convert(folder, tmp_path / "out.gguf")
 
 

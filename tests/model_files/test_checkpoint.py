@@ -1,12 +1,13 @@
 """Facts about a checkpoint that are known before its weights are read."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from localchat.errors import ModelInvalid
-from localchat.model_files.checkpoint import Checkpoint, read_checkpoint, read_summary
+from localchat.errors import ModelInvalid, ModelMissing
+from localchat.model_files.checkpoint import Checkpoint, read_checkpoint, read_summary, weight_paths
 
 EMPTY = (2).to_bytes(8, "little") + b"{}"
 
@@ -52,3 +53,23 @@ def test_for_weights_of_chance_the_settings_are_enough(tmp_path: Path) -> None:
     found = read_summary(tmp_path, dummy_weights=True)
     assert isinstance(found, Checkpoint)
     assert (found.headers, found.quantization) == ((), "AWQ")
+
+
+def test_the_index_of_a_split_model_decides_about_its_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    index = tmp_path / "model.safetensors.index.json"
+    parts = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+    index.write_text(json.dumps({"weight_map": dict(zip("abc", parts, strict=True))}))
+    # The config alone is enough for random weights.
+    assert weight_paths(tmp_path) == []
+    for name in (*parts, "model-00001-of-00002.safetensors"):
+        (tmp_path / name).write_bytes(EMPTY)
+    assert [path.name for path in weight_paths(tmp_path)] == parts
+    (tmp_path / parts[1]).unlink()
+    with pytest.raises(ModelMissing, match=rf"1 of the 3 parts .* {parts[1]}"):
+        read_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(EMPTY)
+    assert tmp_path / "model.safetensors" in weight_paths(tmp_path)
+    for content in ("{", "[]", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}'):
+        index.write_text(content)
+        assert len(weight_paths(tmp_path)) == 4

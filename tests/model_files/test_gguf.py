@@ -217,6 +217,17 @@ def test_what_llama_cpp_would_die_of_is_refused() -> None:
     assert "models for images or speech" in refused({"general.architecture": "flux"})
 
 
+def test_reasons_that_quote_the_file_are_short() -> None:
+    long = "x" * 50_000
+    for metadata in (
+        {"general.architecture": long},
+        {"general.type": "mmproj", "general.architecture": long},
+        {long: struct.pack("<IIQ", 9, 9, 1) + bytes(40)},
+        {"llama.block_count": long},
+    ):
+        assert len(refused(metadata)) < 500
+
+
 def test_metadata_must_be_whole_and_plain() -> None:
     assert "array of arrays" in refused({"x.deep": struct.pack("<IIQ", 9, 9, 1) + bytes(40)})
     assert "unknown type 99" in refused({"x.odd": struct.pack("<I", 99)})

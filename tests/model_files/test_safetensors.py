@@ -66,7 +66,17 @@ def test_the_real_library_writes_what_is_read(tmp_path: Path) -> None:
         (encoded({"a": entry("F16", [-1], 0, 2)}, 2), "type, shape and place"),
         (encoded({"a": entry("F16", [2], 0, 5)}, 5), "takes 5 bytes"),
         (encoded({"a": entry("F16", [1 << 40, 1 << 40], 0, 2)}, 2), "takes 2 bytes"),
-        (encoded({"a": entry("odd", [2], 0, 4)}, 4), "in odd"),
+        (encoded({"a": entry("odd", [2], 0, 4)}, 4), "unknown type 'odd'"),
+        (encoded({"a": entry("F" + "9" * 5000, [2], 0, 4)}, 4), "unknown type"),
+        (encoded({"a": entry("F16\x1b]0;x\x07", [2], 0, 4)}, 4), r"unknown type 'F16\\x1b"),
+        (encoded({"a": entry("F\u0661\u0666", [2], 0, 4)}, 4), "unknown type"),
+        (encoded({"a": entry("F16", [10**4000] * 16, 0, 4)}, 4), "type, shape and place"),
+        (encoded({"a\x1b[2J": entry("F16", [2], 0, 4)}, 4), r"the name 'a\\x1b"),
+        (encoded({"a" * 5000: entry("F16", [2], 0, 4)}, 4), "the name 'a+'"),
+        (encoded(b'{"\\ud800":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}}', 4), "the name"),
+        (encoded(b'{"a":{"dtype":"F16","dtype":"BF16"}}'), "a name occurs twice"),
+        (encoded(b'{"a":1,"a":2}'), "a name occurs twice"),
+        (encoded(json.dumps({}).encode("utf-16")), "not valid JSON"),
         (encoded({"a": entry("F16", [2], 2, 6)}, 6), "instead of"),
         (encoded({"a": entry("F16", [2], 0, 4), "b": entry("F16", [2], 2, 6)}, 6), "instead of"),
         (encoded({"a": entry("F16", [2], 0, 4)}, 3), "end at byte"),
@@ -94,3 +104,12 @@ def test_garbage_gives_our_errors_alone(at: int, junk: bytes) -> None:
     except ModelInvalid:
         return
     assert header.file_bytes == len(raw)
+
+
+def test_the_reason_for_a_refusal_is_short() -> None:
+    names = {"a" * 100_000: entry("F16", [2], 0, 4)}
+    shapes = {"a": entry("F16", [9**1000] * 16, 0, 4)}
+    for header in (names, shapes, {"a": entry("x" * 100_000, [2], 0, 4)}):
+        with pytest.raises(ModelInvalid) as refusal:
+            read_safetensors_source(BytesSource(encoded(header, 4)))
+        assert len(str(refusal.value)) < 300

@@ -22,7 +22,7 @@ def test_a_scale_follows_a_colon_unless_the_name_itself_has_one(tmp_path: Path) 
     assert [parse_adapter(text).label for text in (str(plain), f"{plain}:0.50")] == [
         *("style.gguf", "style.gguf:0.5")
     ]
-    for text in f"{plain}:nan", f"{plain}:inf":
+    for text in f"{plain}:nan", f"{plain}:-inf", f"{plain}:1e39":
         with pytest.raises(UsageError, match="scale"):
             parse_adapter(text)
     for text in f"{plain}:x", str(tmp_path / "nothing"):

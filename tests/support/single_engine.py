@@ -20,7 +20,9 @@ class SingleEngine(AsyncEnginePool):
     engine: Engine
     name: str
     created: int = 1_700_000_000
-    pool: EnginePool = field(default_factory=lambda: Mock(spec=EnginePool))
+    pool: EnginePool = field(
+        default_factory=lambda: Mock(spec=EnginePool, loaded=Mock(return_value=[]))
+    )
     """What is set on it has no effect."""
     _info: EngineInfo | None = None
 

@@ -203,6 +203,35 @@ def test_a_message_above_the_limit_ends_the_connection(
     with_server(server("flood"), play, tmp_path)
 
 
+def plain_server(kind: str, log: Path) -> McpServer:
+    script = str(Path(SCRIPT).with_name("plain_mcp_server.py"))
+    return McpServer("demo", sys.executable, (script, kind, str(log)), timeout_s=30)
+
+
+@pytest.mark.parametrize(
+    ("kind", "methods"),
+    [
+        ("old", ["initialize", "tools/list"]),
+        ("new", ["initialize", "server/discover", "tools/list"]),
+    ],
+)
+def test_a_server_gets_no_request_that_it_would_ignore(
+    kind: str, methods: list[str], tmp_path: Path
+) -> None:
+    """A server that does not know the newest protocol may leave its first request unanswered."""
+
+    async def play(connection: McpConnection) -> None:
+        assert [tool.name for tool in connection.tools] == ["demo_echo"]
+
+    with_server(plain_server(kind, tmp_path / "log"), play, tmp_path)
+    assert (tmp_path / "log").read_text().split() == methods
+
+
+def test_an_answer_of_another_form_is_named_in_a_few_words(tmp_path: Path) -> None:
+    problem = failure_of(plain_server("odd", tmp_path / "log"), tmp_path)
+    assert problem.endswith("failed: it sent an invalid ListToolsResult")
+
+
 @pytest.mark.parametrize(
     ("kind", "message", "start_s"),
     [("silent", "did not answer", 1.0), ("endless", "demo", 4.0), ("exit", "no license", 120.0)],

@@ -1,6 +1,5 @@
 """Sources of tensors: the safetensors files of a folder, or random numbers."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -103,12 +102,11 @@ class CheckpointWeights:
         self.headers = read_headers(folder)
         self._reader = DeviceReader(device)
         self._read_names: set[str] = set()
-        self._index = _index(folder)
         self._files: dict[str, tuple[Path, Tensor]] = {}
         for path, header in self.headers.items():
             for tensor in header.tensors:
                 name = canonical_name(tensor.name)
-                if name not in self._files or path.name in (self._index.get(name), _SINGLE_FILE):
+                if name not in self._files or path.name == _SINGLE_FILE:
                     self._files[name] = path, tensor
 
     def has(self, name: str) -> bool:
@@ -127,12 +125,8 @@ class CheckpointWeights:
         """See WeightSource. `slices`: return only this part of the tensor of the whole `shape`."""
         self._read_names.add(name)
         if name not in self._files:
-            file = self._index.get(name, "")
-            cause = ""
-            if file and self.folder / file not in self.headers:
-                cause = f": {file} is missing"
             raise ModelInvalid(
-                f"{self.folder} lacks the tensor {name}{cause}.",
+                f"{self.folder} lacks the tensor {name}.",
                 hint="A shard may be missing, or the files belong to another model: download again.",
             )
         path, stored = self._files[name]
@@ -199,18 +193,6 @@ def _is_convertible(stored: torch.dtype, expected: torch.dtype) -> bool:
     if stored in _CODES or expected in _CODES:
         return stored == expected
     return stored.is_floating_point == expected.is_floating_point and stored != torch.bool
-
-
-def _index(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor, as a sharded checkpoint's index names it."""
-    try:
-        index = json.loads((folder / f"{_SINGLE_FILE}.index.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    files = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(files, dict):
-        return {}
-    return {canonical_name(name): file for name, file in files.items() if isinstance(file, str)}
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:

@@ -1,6 +1,7 @@
 """A checkpoint of safetensors as a source of GGUF metadata and tensors. One tensor is in memory at a time."""
 
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,12 @@ from localchat.model_files.ggml_types import NUMBER_FORMATS
 from localchat.model_files.gguf import GgufTensor, Header, Value
 from localchat_llamacpp.convert.names import name_map, reordered, reorders
 from localchat_llamacpp.convert.sizes import CheckpointConfig
-from localchat_llamacpp.convert.tensor_files import StoredTensor, read_json, read_tensors
+from localchat_llamacpp.convert.tensor_files import (
+    StoredTensor,
+    expected_values,
+    read_json,
+    read_tensors,
+)
 from localchat_llamacpp.convert.vocabulary import vocabulary_entries
 from localchat_llamacpp.gguf_writer import TYPE_CODES, entry
 
@@ -33,6 +39,10 @@ class CheckpointSource:
     def __init__(self, folder: Path) -> None:
         """Read the config and the headers of the weights. Raises ModelMissing, ModelInvalid."""
         self._folder = folder
+        with expected_values(folder):
+            self._read(folder)
+
+    def _read(self, folder: Path) -> None:
         config = whole_config(folder, read_json(folder / CONFIG))
         self._config = CheckpointConfig(str(folder), config)
         self._numbers = self._config.numbers()
@@ -59,10 +69,11 @@ class CheckpointSource:
                 raise self._invalid(f"its tensor {name} has no name in llama.cpp")
             if target != _OUTPUT or not self._config.tied:
                 named[target] = tensor
-        layers = int(self._numbers["block_count"])
-        for number in range(layers):
-            if f"blk.{number}.attn_q.weight" not in named:
-                raise self._invalid(f"it has no tensors of layer {number} of {layers}")
+        layers = range(int(self._numbers["block_count"]))
+        suffixes = {name.split(".", 2)[2] for name in named if name.startswith("blk.")}
+        for number, suffix in product(layers, sorted(suffixes | {"attn_q.weight"})):
+            if f"blk.{number}.{suffix}" not in named:
+                raise self._invalid(f"layer {number} of {len(layers)} has no tensor for {suffix}")
         for name in (_EMBEDDING, "output_norm.weight"):
             if name not in named:
                 raise self._invalid(f"it has no tensor for {name}")
@@ -77,6 +88,10 @@ class CheckpointSource:
 
     def entries(self) -> list[bytes]:
         """Return the metadata of the new file. Raises ModelMissing, ModelInvalid."""
+        with expected_values(self._folder):
+            return self._entries()
+
+    def _entries(self) -> list[bytes]:
         entries = [
             entry("general.architecture", self._architecture),
             entry("general.type", "model"),

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localchat.errors import ModelInvalid
+from localchat.model_files.open_gguf import MAX_LAYERS
 
 _INTERLEAVED: Final = {
     **dict.fromkeys(("llama", "granite", "smollm3"), True),
@@ -25,7 +26,8 @@ _SUFFIXES: Final = (".weight", ".bias")
 def name_map(architecture: str, layers: int, subject: str) -> Callable[[str], str | None]:
     """Return a function that maps a name of transformers to llama.cpp's, None for an unknown one.
 
-    subject: the file, for errors. Raises ModelInvalid for an unsupported architecture.
+    subject: the file, for errors. Raises ModelInvalid for an unsupported architecture, and
+    for too many layers.
     """
     if architecture not in _INTERLEAVED:
         raise ModelInvalid(
@@ -33,6 +35,8 @@ def name_map(architecture: str, layers: int, subject: str) -> Callable[[str], st
             f"supported are {', '.join(_INTERLEAVED)}.",
             hint="Convert it with convert_hf_to_gguf.py or convert_lora_to_gguf.py of llama.cpp.",
         )
+    if layers > MAX_LAYERS:
+        raise ModelInvalid(f"{subject} has {layers:,} layers; llama.cpp runs {MAX_LAYERS} at most.")
     # Takes 0.1 s, which only conversions need.
     import gguf
 

@@ -1,7 +1,10 @@
 """Tensors of safetensors files as numpy arrays, mapped from the disk."""
 
 import json
-from collections.abc import Mapping
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -58,8 +61,41 @@ def read_tensors(files: list[Path]) -> dict[str, StoredTensor]:
                     hint="Use the original checkpoint without quantization.",
                     path=str(file),
                 )
+            if tensor.name in tensors:
+                other = tensors[tensor.name].file
+                raise ModelInvalid(
+                    f"{file}: {tensor.name} is also in {other.name}.",
+                    hint="The folder has the weights twice: remove the older files.",
+                    path=str(file),
+                )
+            if not 1 <= len(tensor.shape) <= 2 or 0 in tensor.shape:
+                raise ModelInvalid(
+                    f"{file}: {tensor.name} has the shape {list(tensor.shape)}; only vectors and matrices "
+                    "can be converted.",
+                    path=str(file),
+                )
             tensors[tensor.name] = StoredTensor(file, tensor)
     return tensors
+
+
+@contextmanager
+def expected_values(folder: Path) -> Iterator[None]:
+    """Turn errors about the values of JSON files into ModelInvalid.
+
+    The files come from anywhere, and a value of another type may be at every place.
+    """
+    try:
+        yield
+    except (
+        *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+        *(re.error, struct.error),
+    ) as error:
+        raise ModelInvalid(
+            f"{folder} cannot be converted: one of its JSON files has an unexpected value "
+            f"({type(error).__name__}: {str(error)[:200]}).",
+            hint="The files may be damaged: download them again.",
+            path=str(folder),
+        ) from error
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from localchat.cli.chat.prompt_words import marked, unmarked
 from localchat.cli.options import (
     AFTER_DASHES,
     ARGUMENTS,
+    ThinkingCommand,
     complete_file,
     complete_model,
     engine_options,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class PromptWords(click.Command):
+class PromptWords(ThinkingCommand):
     """Accepts words that begin with a dash, and notes a `--` before the words."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -56,4 +56,5 @@ def _trouble(problem: LocalchatError, model: Model) -> str:
     reason = ""
     if isinstance(problem, ModelInvalid):
         reason = problem.reason
-    return reason or problem.message.rstrip(".").replace(str(model.path), "it")
+    message = problem.message.rstrip(".").replace(f"{model.path}/", "")
+    return reason or message.replace(str(model.path), "it")

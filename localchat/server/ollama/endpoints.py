@@ -3,6 +3,7 @@
 No route here loads a model or waits for one. Routes that would change models are rejected, with a hint.
 """
 
+import asyncio
 import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -76,7 +77,12 @@ async def running(request: Request) -> Response:
     service = service_of(request)
     cards = {card.name: card for card in service.engines.models()}
     loaded = await service.engines.query_loaded(lambda engine: engine.info())
-    models = [_running(cards.get(name) or ModelCard(name), info) for name, _, info in loaded]
+    statuses = await asyncio.to_thread(service.engines.pool.loaded)
+    idle_left_s = {status.name: status.unloads_in_s for status in statuses}
+    models = [
+        _running(cards.get(name) or ModelCard(name), info, idle_left_s.get(name))
+        for name, _, info in loaded
+    ]
     return json_response({"models": models})
 
 
@@ -119,7 +125,11 @@ def _listed(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _running(card: ModelCard, info: EngineInfo) -> dict[str, Any]:
+def _running(card: ModelCard, info: EngineInfo, idle_left_s: float | None) -> dict[str, Any]:
+    """Describe a loaded model. idle_left_s: time until it is unloaded, None if it is used or stays."""
+    left = _FOREVER
+    if idle_left_s is not None:
+        left = timedelta(seconds=idle_left_s)
     gpu_share = info.gpu_layers / info.layers if info.layers else 0.0
     size = info.actual_bytes or info.predicted_bytes or card.size_bytes
     return {
@@ -128,8 +138,7 @@ def _running(card: ModelCard, info: EngineInfo) -> dict[str, Any]:
         "size": size,
         "digest": _digest(card),
         "details": _details(card),
-        # Only the pool knows when it unloads a model.
-        "expires_at": (datetime.now(UTC) + _FOREVER).isoformat(timespec="seconds"),
+        "expires_at": (datetime.now(UTC) + left).isoformat(timespec="seconds"),
         "size_vram": int(size * min(1.0, gpu_share)),
         "context_length": info.context_tokens,
     }

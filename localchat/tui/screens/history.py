@@ -189,7 +189,8 @@ def _in_days(
 def _day(seconds: float) -> str:
     """Return `Today`, `Yesterday`, `Earlier this week` or a month."""
     today = datetime.now().date()
-    then = datetime.fromtimestamp(seconds).date()
+    # The clock may have been wrong, by more years than a date has.
+    then = datetime.fromtimestamp(min(seconds, time.time())).date()
     days = (today - then).days
     if days < 1:
         return "Today"

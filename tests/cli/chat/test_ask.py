@@ -156,10 +156,40 @@ def test_sampling_flags_reach_the_request(call: Call) -> None:
     assert request.prompt.thinking == "on"  # type: ignore[union-attr]
 
 
-def test_think_takes_no_value(call: Call) -> None:
-    result = call(SCENARIOS["hello"], "--think=false", "hi")
+@pytest.mark.parametrize(
+    ("args", "thinking"),
+    [
+        (("--think=false", "hi"), "off"),
+        (("--think=Off", "hi"), "off"),
+        (("--think=true", "hi"), "on"),
+        (("hi", "--think=low"), "on"),
+        (("--no-think", "--think=auto", "hi"), "auto"),
+        (("--think=auto", "--no-think", "hi"), "off"),
+        (("-s", "", "--think=off", "hi"), "off"),
+    ],
+)
+def test_think_takes_a_value_as_elsewhere(call: Call, args: tuple[str, ...], thinking: str) -> None:
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, *args).code == 0
+    request = app.engines[0].requests[0]
+    assert request.prompt.thinking == thinking  # type: ignore[union-attr]
+    assert "hi" in str(request.prompt.messages[-1])  # type: ignore[union-attr]
+
+
+def test_an_equals_sign_in_an_option_does_not_swallow_the_prompt(call: Call) -> None:
+    result = call(SCENARIOS["hello"], "-o", "temperature=0.5", "hi")
     assert result.code == 2
-    assert "--think" in result.err and "does not take a value" in result.err
+    assert "write -o temperature 0.5" in result.err
+
+
+def test_think_refuses_other_values_and_leaves_a_prompt_alone(call: Call) -> None:
+    result = call(SCENARIOS["hello"], "--think=perhaps", "hi")
+    assert result.code == 2
+    assert "--think is 'perhaps'; expected true, false or auto" in result.err
+    app = ScriptedApp(SCENARIOS["hello"])
+    assert call(app, "--", "--think=false").code == 0
+    messages = app.engines[0].requests[0].prompt.messages  # type: ignore[union-attr]
+    assert "--think=false" in str(messages[-1])
 
 
 def test_what_nobody_says_is_left_to_the_model(call: Call) -> None:

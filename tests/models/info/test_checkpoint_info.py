@@ -162,6 +162,11 @@ def test_what_no_backend_runs_and_what_is_broken_is_trouble(folder: Path) -> Non
     assert "not a usable safetensors" in seen(folder).trouble
 
 
+def test_trouble_names_the_damaged_file_of_the_folder(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(bytes(100))
+    assert seen(folder).trouble.startswith("model.safetensors is not a usable safetensors file")
+
+
 def test_the_files_of_a_checkpoint_are_its_weights_and_settings(folder: Path) -> None:
     for name in ("tokenizer.json", "run.py", "consolidated.safetensors", "README.md"):
         (folder / name).write_text("{}")

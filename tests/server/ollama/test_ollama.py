@@ -1,10 +1,14 @@
 """The part of Ollama's API that programs read before they ask for an answer, and the refusal of the rest."""
 
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from localchat.pool.entry import ModelStatus
+from localchat.pool.pool import EnginePool
 from localchat.pool.resolver import ModelCard
 from localchat.server.config import ServerConfig
 from localchat.server.leases import AsyncLease
@@ -138,6 +142,24 @@ def test_loaded_model_reports_its_own_context(stage: Stage) -> None:
 def test_loaded_models_are_listed(stage: Stage) -> None:
     (model,) = ask(stage, "/api/ps").json["models"]
     assert (model["name"], model["context_length"], model["size_vram"]) == (NAME, 4096, 0)
+
+
+class Idle(SingleEngine):
+    """Has a pool that unloads its model in a minute."""
+
+    def __init__(self, engine: ScriptedEngine, name: str) -> None:
+        SingleEngine.__init__(self, engine, name)
+        status = ModelStatus(NAME, NAME, "ready", unloads_in_s=60.0)
+        self.pool = Mock(spec=EnginePool, loaded=Mock(return_value=[status]))
+
+
+def test_a_loaded_model_expires_when_its_idle_time_ends(stage: Stage) -> None:
+    (model,) = ask(stage, "/api/ps").json["models"]
+    now = datetime.now(UTC)
+    assert datetime.fromisoformat(model["expires_at"]) > now + timedelta(days=300)
+    with running(ScriptedEngine(model=NAME), engines=Idle) as (port, _):
+        (model,) = look(port, "/api/ps").json["models"]
+    assert datetime.fromisoformat(model["expires_at"]) < now + timedelta(days=1)
 
 
 # ---------------------------------------------------------------------------- refusals

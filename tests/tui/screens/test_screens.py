@@ -17,6 +17,7 @@ from localchat.models.index import Model
 from localchat.models.onboarding import FirstRun
 from localchat.session.blocks import NoticeBlock
 from localchat.session.commands import COMMANDS
+from localchat.tui.screens import history as history_screen
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.tui.themes import textual_name
 from localchat.tui.widgets.welcome import Welcome, first_greeting
@@ -395,3 +396,8 @@ def test_the_help_keeps_its_words_whole_at_any_width(tmp_path: Path, width: int)
         assert all("EnterBegin" not in line for line in shown.split("\n")), "keys and words apart"
 
     play(Stage(tmp_path), what)
+
+
+@pytest.mark.parametrize("seconds", [4e11, 1e20, -1e9])
+def test_a_conversation_of_any_time_has_a_day(seconds: float) -> None:
+    assert history_screen._day(seconds) in ("Today", "April 1938")
