@@ -54,7 +54,7 @@ from triton.compiler import ASTSource
 import triton.language as tl
 from localchat_cuda.kernels.attention import decode as decode_attention, prefill as prefill_attention
 from localchat_cuda.kernels.attention import decode_fused
-from localchat_cuda.kernels import activation, latent, permute_columns, qk_norm, rms_norm_post, rope
+from localchat_cuda.kernels import activation, latent, permute_columns, qk_norm, rms_norm, rms_norm_post, rope
 from localchat_cuda.kernels.attention.reference import AttentionBatch, AttentionShape
 from localchat_cuda.kernels.rope import Cache
 from localchat_cuda.kernels.sampling import rescore
@@ -208,8 +208,8 @@ normed = dict(y="*fp32", source="*fp32", residual="*fp32", post="*fp32", weight=
               scale="fp32", factor="fp32", shift="fp32", T="i32", M="i32",
               words="*i64", addresses="*i64", counts="*i32", room="i32")
 compiled("post-norm",
-    rms_norm_post._row_kernel, normed, 8, cc, H=3840, S=1, NORM=True, ROOMY=True,
-    PDL=pdl)
+    rms_norm._norm_kernel, dict(normed, packed="*fp16", own="*fp32"), 8, cc, H=3840, H_PACKED=0, S=1,
+    GROUP=0, BIASED=False, POST=True, NORM=True, ROOMY=True, PDL=pdl)
 compiled("norm of projections",
     qk_norm._normalize_kernel, dict(turning, out="*fp32"), 8, cc, Q=5120, K=1024, BLOCK=8192, S=4,
     ROOMY=True, PDL=pdl)
