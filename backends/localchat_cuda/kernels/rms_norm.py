@@ -46,11 +46,15 @@ def reference(
     """`add_norm` in plain torch, without packed rows."""
     if y is not None:
         total = y.float().sum(0)
-        residual += total if post is None else _normed(total, post, eps)
+        if post is not None:
+            total = _normed(total, post, eps)
+        residual += total
     if bias is not None:
         residual += bias.float()
     residual *= scale
-    out.copy_(residual if weight is None else _normed(residual, weight, eps))
+    if weight is not None:
+        residual = _normed(residual, weight, eps)
+    out.copy_(residual)
 
 
 def _normed(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:

@@ -391,7 +391,7 @@ def test_fused_gemm_applies_act_and_mul(
     found, wanted = (HalfRows.empty(rows, 256, CPU, "slots", into) for _ in range(2))
     found.x.fill_(float("nan"))
     config = w4_tiled.TiledGemmConfig(TileConfig(2, warps, 3, 1), tile)
-    w4_tiled.gemm_silu_mul(held, w, found, config, norm=RowNorm(squares, 0.5), gelu=gelu)
+    w4_tiled.gemm(held, w, found, config, norm=RowNorm(squares, 0.5), gelu=gelu)
     sums = int4_reference.gemm_fp16(held, w, RowNorm(squares, 0.5))[None]
     int4_reference.prepare("act_and_mul", sums, wanted, gelu=gelu)
     assert relative(found.x.float(), wanted.x.float()) < 1e-3
@@ -401,15 +401,13 @@ def test_fused_gemm_refuses_unsupported_configs() -> None:
     w = weight(128, 256)
     held, into = (HalfRows.empty(40, k, CPU, "slots") for k in (256, 64))
     with pytest.raises(ValueError, match="two blocks and one split of 128 features"):
-        w4_tiled.gemm_silu_mul(held, w, into, w4_tiled.TiledGemmConfig(TileConfig(1, 4, 3, 1), 64))
+        w4_tiled.gemm(held, w, into, w4_tiled.TiledGemmConfig(TileConfig(1, 4, 3, 1), 64))
     square = weight(512, 256)
-    with pytest.raises(ValueError, match="into: memory of its own"):
-        w4_tiled.gemm_silu_mul(
-            held, square, held, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64)
-        )
+    with pytest.raises(ValueError, match="out: memory of its own"):
+        w4_tiled.gemm(held, square, held, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
     lanes = HalfRows.empty(40, 64, CPU, "lanes")
-    with pytest.raises(ValueError, match="into: slot order wanted"):
-        w4_tiled.gemm_silu_mul(held, w, lanes, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
+    with pytest.raises(ValueError, match="out: slot order wanted"):
+        w4_tiled.gemm(held, w, lanes, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
 
 
 @pytest.mark.parametrize("rows", [3, 12, 20])
