@@ -40,7 +40,7 @@ from scripts.bench.kernels.timing import (
 )
 from tests.support import fp8_reference
 
-KINDS = {"row": w8_pack.e4m3_rows, "block": w8_pack.e4m3_blocks, "whole": w8_pack.whole_rows}
+KINDS = {"row": w8_pack.e4m3_rows, "block": fp8_reference.e4m3_blocks, "whole": w8_pack.whole_rows}
 ROWS = (1, 4, 8, 16, 32, 64)
 MANY = (128, 512, 2048)
 WRONG = 1e-3

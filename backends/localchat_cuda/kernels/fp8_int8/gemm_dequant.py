@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.kernels.fp8_int8.tile_ops import decode
-from localchat_cuda.kernels.launch import cdiv, launch_kernel, require
+from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode
+from localchat_cuda.kernels.launch import require
 
 _ROWS = 4
 _COLUMNS = 1024
@@ -27,25 +27,23 @@ def _dequantize_kernel(
     out,
     first,
     N,
-    K: tl.constexpr,
+    shape: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SHARED: tl.constexpr,
-    WHOLE: tl.constexpr,
-    DECODER: tl.constexpr,
 ):
+    K: tl.constexpr = shape.K
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (r < N)[:, None] & (k < K)[None, :]
     n = first + r
     w = tl.load(codes + n.to(tl.int64)[:, None] * K + k[None, :], mask=inside, other=0)
-    if SHARED:
+    if shape.SHARED:
         G: tl.constexpr = (K + 127) // 128
         gain = tl.load(scales + (n // 128)[:, None] * G + (k // 128)[None, :], mask=inside, other=0)
     else:
         gain = tl.load(scales + n, mask=r < N, other=0.0)[:, None]
     like = out.dtype.element_ty
-    value = decode(w, like, WHOLE, DECODER, True).to(tl.float32) * gain
+    value = decode(w, like, shape.WHOLE, shape.DECODER, True).to(tl.float32) * gain
     tl.store(out + r.to(tl.int64)[:, None] * K + k[None, :], value.to(like), mask=inside)
 
 
@@ -60,20 +58,8 @@ def dequantize(weight: W8, out: torch.Tensor, first: int = 0, *, decoder: int) -
     require("out", out, (n, k), floats, weight.codes.device)
     if not 0 <= first <= weight.features_out - n:
         raise ValueError(f"first: {n} features from {first} of {weight.features_out} wanted")
-    launch_kernel(
-        _dequantize_kernel,
-        (cdiv(n, _ROWS), cdiv(k, _COLUMNS)),
-        weight.raw,
-        weight.scales,
-        out,
-        first,
-        n,
-        K=k,
-        ROWS=_ROWS,
-        COLUMNS=_COLUMNS,
-        SHARED=weight.blocks,
-        WHOLE=weight.whole,
-        DECODER=decoder,
+    _dequantize_kernel[(triton.cdiv(n, _ROWS), triton.cdiv(k, _COLUMNS))](
+        *(weight.raw, weight.scales, out, first, n, W8Shape.of(weight, decoder), _ROWS, _COLUMNS),
         num_warps=4,
     )
 

@@ -28,7 +28,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8, dense
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
-from localchat_cuda.kernels.fp8_int8.tile_ops import decode
+from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
     cdiv,
@@ -49,8 +49,10 @@ def reference(x: torch.Tensor, weight: W8) -> torch.Tensor:
 
 
 @triton.jit
-def _load(codes, first, N: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr):
+def _load(codes, first, shape: tl.constexpr, WARPS: tl.constexpr):
     """Load 16 rows x 64 columns for each warp, warps 128 columns apart: uint8 [WARPS * 1024]."""
+    N: tl.constexpr = shape.N
+    K: tl.constexpr = shape.K
     i = tl.arange(0, WARPS * 1024)
     row = first + i // 64 % 8 + i // (512 * WARPS) * 8
     if N % 16 != 0:
@@ -96,16 +98,13 @@ def _right(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _chunk(
-    codes, first, N: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr
-):
+def _chunk(codes, first, shape: tl.constexpr, tile: tl.constexpr):
+    BLOCKS: tl.constexpr = tile.blocks
     result = ()
     for b in tl.static_range(BLOCKS):
         row = first + 16 * b
-        result = result + (
-            _load(codes, row, N, K, WARPS),
-            _load(codes + 64, row, N, K, WARPS),
-        )
+        low = _load(codes, row, shape, tile.warps)
+        result = result + (low, _load(codes + 64, row, shape, tile.warps))
     return result
 
 
@@ -128,14 +127,13 @@ def _multiply(
     first,
     chunk,
     M,
-    K: tl.constexpr,
+    shape: tl.constexpr,
+    tile: tl.constexpr,
     PARTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    SHARED: tl.constexpr,
-    WHOLE: tl.constexpr,
-    DECODER: tl.constexpr,
 ):
+    K: tl.constexpr = shape.K
+    BLOCKS: tl.constexpr = tile.blocks
+    WARPS: tl.constexpr = tile.warps
     like = x.dtype.element_ty
     xs = ()
     for p in tl.static_range(PARTS):
@@ -143,11 +141,11 @@ def _multiply(
         xs = xs + (_right(pointer, 8 * p, M, K, WARPS), _right(pointer + 64, 8 * p, M, K, WARPS))
     result = ()
     for b in tl.static_range(BLOCKS):
-        low = _left(decode(ws[2 * b], like, WHOLE, DECODER, True), WARPS)
-        high = _left(decode(ws[2 * b + 1], like, WHOLE, DECODER, True), WARPS)
+        low = _left(decode(ws[2 * b], like, shape.WHOLE, shape.DECODER, True), WARPS)
+        high = _left(decode(ws[2 * b + 1], like, shape.WHOLE, shape.DECODER, True), WARPS)
         for p in tl.static_range(PARTS):
             total = sums[b * PARTS + p]
-            if SHARED:
+            if shape.SHARED:
                 part = tl.dot(low, xs[2 * p], input_precision="ieee")
                 part = tl.dot(high, xs[2 * p + 1], part, input_precision="ieee")
                 total += part * _scale(scales, first + 16 * b, chunk, K // 128, WARPS)
@@ -165,24 +163,21 @@ def _small_kernel(
     scales,
     out,
     M,
-    N: tl.constexpr,
-    K: tl.constexpr,
+    shape: tl.constexpr,
+    tile: tl.constexpr,
     PARTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SHARED: tl.constexpr,
-    WHOLE: tl.constexpr,
-    DECODER: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    N: tl.constexpr = shape.N
+    BLOCKS: tl.constexpr = tile.blocks
+    WARPS: tl.constexpr = tile.warps
     release(PDL)
-    CHUNKS: tl.constexpr = K // (128 * WARPS)
+    CHUNKS: tl.constexpr = shape.K // (128 * WARPS)
     first = tl.program_id(0).to(tl.int64) * (16 * BLOCKS)
     split = tl.program_id(1)
-    low = split * CHUNKS // SPLITS
-    high = (split + 1) * CHUNKS // SPLITS
-    ws = _chunk(codes + low * (128 * WARPS), first, N, K, BLOCKS, WARPS)
+    low = split * CHUNKS // tile.splits
+    high = (split + 1) * CHUNKS // tile.splits
+    ws = _chunk(codes + low * (128 * WARPS), first, shape, tile)
     sums = ()
     for _ in tl.static_range(BLOCKS * PARTS):
         if WARPS == 1:
@@ -190,18 +185,14 @@ def _small_kernel(
         else:
             sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
     wait(PDL)
-    sums = _multiply(
-        sums, ws, x, scales, first, low, M, K, PARTS, BLOCKS, WARPS, SHARED, WHOLE, DECODER
-    )
+    sums = _multiply(sums, ws, x, scales, first, low, M, shape, tile, PARTS)
     for c in tl.range(low + 1, high, 1, num_stages=1):
-        more = _chunk(codes + c * (128 * WARPS), first, N, K, BLOCKS, WARPS)
-        sums = _multiply(
-            sums, more, x, scales, first, c, M, K, PARTS, BLOCKS, WARPS, SHARED, WHOLE, DECODER
-        )
+        more = _chunk(codes + c * (128 * WARPS), first, shape, tile)
+        sums = _multiply(sums, more, x, scales, first, c, M, shape, tile, PARTS)
     for b in tl.static_range(BLOCKS):
         n = first + 16 * b + tl.arange(0, 16)
         gain = 1.0
-        if not SHARED:
+        if not shape.SHARED:
             gain = tl.load(scales + n, mask=n < N, other=0.0)[:, None]
         for p in tl.static_range(PARTS):
             y = sums[b * PARTS + p]
@@ -244,14 +235,6 @@ def gemm(
     grid = (cdiv(n, 16 * config.blocks), config.splits)
     gpu = traits(weight.codes.device)
     KernelLaunch(_small_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
-        *(x, weight.raw, weight.scales, out, m),
-        N=n,
-        K=k,
+        *(x, weight.raw, weight.scales, out, m, W8Shape.of(weight, decoder), config),
         PARTS=power_of_two(m) // 8 if m > 8 else 1,
-        BLOCKS=config.blocks,
-        WARPS=config.warps,
-        SPLITS=config.splits,
-        SHARED=weight.blocks,
-        WHOLE=weight.whole,
-        DECODER=decoder,
     )
