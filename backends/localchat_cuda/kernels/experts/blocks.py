@@ -246,8 +246,10 @@ def constants(
     if stored % n:
         raise ValueError(f"weight: experts of {n} features wanted, {stored} given")
     classes = 0
-    if blocks is None:
-        classes = power_of_two(t * c) if t > 1 else 1
+    if blocks is None and t == 1:
+        classes = 1
+    elif blocks is None:
+        classes = power_of_two(t * c)
     return PairConstants(
         C=c,
         N=n,

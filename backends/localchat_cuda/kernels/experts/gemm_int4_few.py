@@ -38,6 +38,7 @@ from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.e2m1 import float_halves, group_scale
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.tile_ops import (
+    by_feature,
     halves,
     load_block,
     load_columns,
@@ -106,15 +107,6 @@ def _load_x(x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr):
 
 
 @triton.jit
-def _column(v, WARPS: tl.constexpr):
-    """Let v [16] or [WARPS, 16] be broadcast over columns."""
-    if WARPS == 1:
-        return v[:, None]
-    else:
-        return v[:, :, None]
-
-
-@triton.jit
 def _row(v, WARPS: tl.constexpr):
     """Let v [8] be broadcast over features, of all warps."""
     if WARPS == 1:
@@ -128,8 +120,8 @@ def _add_group(sums, a, b, xs, index: tl.constexpr, scale, zero, few: tl.constex
     """Add the products of a group of codes to the sums of all rows. `zero` includes the codes' offset."""
     acc = tl.dot(b, xs[3 * index + 1], tl.dot(a, xs[3 * index]))
     if not few.E2M1:
-        acc -= _column(zero, few.tile.warps) * xs[3 * index + 2]
-    return sums + _column(scale, few.tile.warps) * acc
+        acc -= by_feature(zero, few.tile.warps) * xs[3 * index + 2]
+    return sums + by_feature(scale, few.tile.warps) * acc
 
 
 @triton.jit
@@ -231,7 +223,7 @@ def _multiply_apart(sums, ws, ss, xs, few: tl.constexpr, DEPTH: tl.constexpr, SK
     M: tl.constexpr = few.M
     WARPS: tl.constexpr = few.tile.warps
     for c in tl.static_range(DEPTH):
-        sides = _column(ss[c], WARPS)
+        sides = by_feature(ss[c], WARPS)
         s = _row(tl.arange(0, 8) // M * (M // 2), WARPS)
         acc = tl.zeros_like(sums)
         for h in tl.static_range(2):
