@@ -63,38 +63,28 @@ def _load(codes, first, shape: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _left(w, WARPS: tl.constexpr):
-    """Arrange those codes as a left operand [16, 64] or [WARPS, 16, 64].
+    """Arrange those codes as a left operand [WARPS, 16, 64].
 
     Bytes of a lane are (half, pair of fours, four).
     """
-    if WARPS == 1:
-        w = tl.permute(tl.reshape(w, (2, 8, 4, 2, 2, 4)), (0, 1, 3, 4, 2, 5))
-        return tl.reshape(w, (16, 64))
-    else:
-        w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 2, 4)), (1, 0, 2, 4, 5, 3, 6))
-        return tl.reshape(w, (WARPS, 16, 64))
+    w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 2, 4)), (1, 0, 2, 4, 5, 3, 6))
+    return tl.reshape(w, (WARPS, 16, 64))
 
 
 @triton.jit
 def _right(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
-    """Load eight rows of x as a right operand [64, 8] or [WARPS, 64, 8].
+    """Load eight rows of x as a right operand [WARPS, 64, 8].
 
     The order of k is the same.
     """
     j = tl.arange(0, 32)
     k = j // 8 * 16 + j % 8
     m = (first + tl.arange(0, 8)) % M
-    if WARPS == 1:
-        pointers = x + m[:, None] * K + k[None, :]
-        tile = tl.join(tl.load(pointers), tl.load(pointers + 8))
-        tile = tl.permute(tl.reshape(tile, (8, 4, 2, 4, 2)), (4, 2, 1, 3, 0))
-        return tl.reshape(tile, (64, 8))
-    else:
-        warp = tl.arange(0, WARPS)
-        pointers = x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :]
-        tile = tl.join(tl.load(pointers), tl.load(pointers + 8))
-        tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4, 2)), (1, 5, 3, 2, 4, 0))
-        return tl.reshape(tile, (WARPS, 64, 8))
+    warp = tl.arange(0, WARPS)
+    pointers = x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :]
+    tile = tl.join(tl.load(pointers), tl.load(pointers + 8))
+    tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4, 2)), (1, 5, 3, 2, 4, 0))
+    return tl.reshape(tile, (WARPS, 64, 8))
 
 
 @triton.jit
@@ -112,10 +102,7 @@ def _chunk(codes, first, shape: tl.constexpr, tile: tl.constexpr):
 def _scale(scales, row, chunk, G: tl.constexpr, WARPS: tl.constexpr):
     """Load the scale of the 128 x 128 block in which a warp's chunk lies."""
     pointer = scales + row // 128 * G + chunk * WARPS
-    if WARPS == 1:
-        return tl.load(pointer)
-    else:
-        return tl.load(pointer + tl.arange(0, WARPS))[:, None, None]
+    return tl.load(pointer + tl.arange(0, WARPS))[:, None, None]
 
 
 @triton.jit
@@ -180,10 +167,7 @@ def _small_kernel(
     ws = _chunk(codes + low * (128 * WARPS), first, shape, tile)
     sums = ()
     for _ in tl.static_range(BLOCKS * PARTS):
-        if WARPS == 1:
-            sums = sums + (tl.zeros((16, 8), tl.float32),)
-        else:
-            sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
+        sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
     wait(PDL)
     sums = _multiply(sums, ws, x, scales, first, low, M, shape, tile, PARTS)
     for c in tl.range(low + 1, high, 1, num_stages=1):
@@ -195,9 +179,7 @@ def _small_kernel(
         if not shape.SHARED:
             gain = tl.load(scales + n, mask=n < N, other=0.0)[:, None]
         for p in tl.static_range(PARTS):
-            y = sums[b * PARTS + p]
-            if WARPS > 1:
-                y = tl.sum(y, 0)
+            y = tl.sum(sums[b * PARTS + p], 0)
             m = 8 * p + tl.arange(0, 8)
             offsets = (split * M + m).to(tl.int64)[None, :] * N + n[:, None]
             tl.store(out + offsets, y * gain, mask=(m < M)[None, :] & (n < N)[:, None])
