@@ -178,7 +178,9 @@ def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> to
         dtype=torch.float16 if packed else x.dtype,
         device=x.device,
     )
-    multiply(packed.x if packed else x, experts.first, choices, sorted_pairs, inner)
+    if packed is not None:
+        x = packed.x
+    multiply(x, experts.first, choices, sorted_pairs, inner)
     multiply(inner, experts.second, choices, sorted_pairs, out)
     return out
 

@@ -221,7 +221,9 @@ def constants(
     t, c = choices.ids.shape
     device = x.device
     gated = out.dim() == 2
-    pairs = None if gated else t * c
+    pairs: int | None = t * c
+    if gated:
+        pairs = None
     if isinstance(weight, W4):
         stored, k, group, e2m1 = weight.features_out, weight.features_in, weight.group, weight.e2m1
         require("x", x, (pairs, k), (torch.float16,), device)
