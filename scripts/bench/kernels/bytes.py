@@ -139,12 +139,11 @@ def many(name: str, rotation: Rotation) -> Results:
     decoder = fp8_int8.decoder_of(GPU)
     for m in MANY:
         x = rotation.x[:m]
-        out = torch.empty(m, n, device=GPU, dtype=torch.bfloat16)
         off = error(gemm_fp8.gemm(x, weights[0]), fp8_reference.gemm(x, weights[0]))
-        w8_dequant.gemm(x, weights[0], out, scratch, decoder=decoder)
+        out = w8_dequant.gemm(x, weights[0], decoder=decoder)
         spread = error(out, w8_small.reference(x, weights[0]))
         eight = timed([partial(gemm_fp8.gemm, x, weight) for weight in weights]) / len(weights)
-        dense = partial(w8_dequant.gemm, x, out=out, scratch=scratch, decoder=decoder)
+        dense = partial(w8_dequant.gemm, x, decoder=decoder)
         wide = timed([partial(dense, weight) for weight in weights]) / len(weights)
         alone = timed([partial(torch.matmul, x, scratch.view(n, k).t())] * 4) / 4
         print(

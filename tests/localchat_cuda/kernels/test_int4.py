@@ -201,19 +201,17 @@ def test_int8_gemm_with_an_outlier_keeps_the_precision_of_its_block(group: int) 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_dequantize_matches_the_dense_weight(dtype: torch.dtype, group: int) -> None:
     w = weight(64, 640, group=group)
-    out = torch.full((32, 640), float("nan"), dtype=dtype)
-    w4_dequant.dequantize(w, out, 16)
+    out = torch.full((64, 640), float("nan"), dtype=dtype)
+    w4_dequant.dequantize(w, out)
     # Triton's interpreter truncates to bf16 where a GPU rounds: one unit in the last place
     rtol = 0.0 if dtype == torch.float16 else 2.0**-7
-    assert torch.allclose(
-        out.float(), w4_pack.dense(w)[16:48].to(dtype).float(), rtol=rtol, atol=0.0
-    )
+    assert torch.allclose(out.float(), w4_pack.dense(w).to(dtype).float(), rtol=rtol, atol=0.0)
 
 
-def test_dequant_gemm_with_a_small_scratch_computes_every_column() -> None:
+def test_dequant_gemm_computes_every_column() -> None:
     w, x = weight(80, 256), values(5, 256).half()
     out = torch.full((5, 80), float("nan"), dtype=torch.float16)
-    w4_dequant.gemm(x, w, out, torch.empty(40 * 256, dtype=torch.float16))
+    w4_dequant.gemm(x, w, out)
     assert relative(out.float(), x.float() @ w4_pack.dense(w).t()) < 2e-3
 
 

@@ -212,7 +212,7 @@ def gemm_of(
         unpacked = None
     out = torch.empty(m, n, dtype=dtype, device=x.device)
     if unpacked is None:
-        w4_dequant.gemm(x, weight, out, torch.empty(n * k, dtype=x.dtype, device=x.device))
+        w4_dequant.gemm(x, weight, out)
     else:
         w4_dequant.multiply(x, unpacked, out)
     return out[None]
