@@ -388,7 +388,10 @@ def check_slot_rows(rows: HalfRows, weight: W4) -> None:
 def check_result(
     rows: HalfRows, weight: W4, out: torch.Tensor | HalfRows, splits: int
 ) -> tuple[torch.Tensor, int]:
-    """Raise ValueError unless a gemm of `rows` can write `out`; return its memory and the group of its rows."""
+    """Return the memory of `out` and the group of its rows.
+
+    Raises ValueError if a gemm of `rows` cannot write it.
+    """
     m = rows.x.shape[0]
     n = weight.features_out
     device = weight.codes.device

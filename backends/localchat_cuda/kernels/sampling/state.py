@@ -204,7 +204,7 @@ class Changes(NamedTuple):
 def changes_of(
     draws: Draws, settings: SamplingTensors, masking: Masking | None, known: PenaltyTokens | None
 ) -> Changes:
-    """Return what changes the logits of draws, for a kernel that needs an argument for each."""
+    """Return what changes the logits of draws."""
     none = draws.rows
     return Changes(
         (masking or Masking(none, none), none if known is None else known.counts),
