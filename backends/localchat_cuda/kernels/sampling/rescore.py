@@ -60,7 +60,6 @@ from localchat_cuda.kernels.sampling.state import (
     Masking,
     PenaltyTokens,
     SamplingTensors,
-    changes_of,
     setting,
 )
 from localchat_cuda.kernels.skinny_gemm import add_products
@@ -349,19 +348,20 @@ def rescore(
     require("scratch.peaks", scratch.peaks, (count, _FIELDS, groups), (torch.float32,), device)
     require("scratch.floors", scratch.floors, (count, _FIELDS), (torch.float32,), device)
     gpu = traits(device)
-    changes = changes_of(draws, settings, masking, known)
-    masked, tallied = changes.flags
+    masked = masking is not None
+    masking = masking or Masking(draws.rows, draws.rows)
+    counts = draws.rows if known is None else known.counts
     grid = (count, blocks)
     KernelLaunch(
         _bound_kernel, grid, gpu._replace(pdl=gpu.pdl and known is None), warps=4, rows=1
     ).run(
-        *(logits, rescoring.states, rescoring.bounds, draws, settings, *changes.tensors, upper),
-        *(scratch.peaks, n, *changes.widths),
+        *(logits, rescoring.states, rescoring.bounds, draws, settings, masking, counts, upper),
+        *(scratch.peaks, n, masking.masks.shape[-1], settings.bias_ids.shape[1]),
         K=hidden,
         BLOCK=BLOCK,
         GROUP=GROUP,
         MASKED=masked,
-        TALLIED=tallied,
+        TALLIED=known is not None,
     )
     KernelLaunch(_floor_kernel, (count,), gpu, warps=8, rows=1).run(
         draws.slots, settings, scratch, groups, power_of_two(groups)

@@ -71,7 +71,6 @@ from localchat_cuda.kernels.sampling.state import (
     PenaltyTokens,
     SamplingTensors,
     Scratch,
-    changes_of,
     check,
     column,
     setting,
@@ -453,11 +452,13 @@ def draw(
         )
     # Behind a kernel that releases its dependents.
     chained = gpu.pdl and (known is None or rescoring is not None)
-    changes = changes_of(draws, settings, masking, known)
+    changes = (masking is not None, known is not None)
+    masking = masking or Masking(draws.rows, draws.rows)
+    counts = draws.rows if known is None else known.counts
     room = power_of_two(blocks)
     KernelLaunch(process_kernel, (count, blocks), gpu._replace(pdl=chained), warps=4).run(
-        *(logits, draws, settings, *changes.tensors, scratch, vocabulary),
-        *(*changes.widths, BLOCK, *changes.flags),
+        *(logits, draws, settings, masking, counts, scratch, vocabulary),
+        *(masking.masks.shape[-1], settings.bias_ids.shape[1], BLOCK, *changes),
     )
     if rare is not None:
         if rescoring is not None:

@@ -190,29 +190,6 @@ class Scratch(NamedTuple):
         return Scratch(*(tensor[:draws] for tensor in self))
 
 
-class Changes(NamedTuple):
-    """Arguments of `candidates.changed` beside the settings."""
-
-    tensors: tuple[Masking, torch.Tensor]
-    """Masks and counts, or any tensors in their place."""
-    widths: tuple[int, int]
-    """Words of a mask, and columns of biases."""
-    flags: tuple[bool, bool]
-    """Whether there are masks, and counts."""
-
-
-def changes_of(
-    draws: Draws, settings: SamplingTensors, masking: Masking | None, known: PenaltyTokens | None
-) -> Changes:
-    """Return what changes the logits of draws."""
-    none = draws.rows
-    return Changes(
-        (masking or Masking(none, none), none if known is None else known.counts),
-        (masking.masks.shape[1] if masking else 0, settings.bias_ids.shape[1]),
-        (masking is not None, known is not None),
-    )
-
-
 def check(logits: torch.Tensor, draws: Draws, settings: SamplingTensors, scratch: Scratch) -> None:
     """Raise ValueError with the name of an argument that the kernels cannot read."""
     vocabulary = logits.shape[1]
