@@ -31,7 +31,7 @@ from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.assistant import load_assistant
 from localchat_cuda.weights.eagle import EagleWeights, load_eagle
 from localchat_cuda.weights.prediction_head import HeadWeights, load_head
-from localchat_cuda.weights.source import CheckpointWeights, WeightSource
+from localchat_cuda.weights.source import CheckpointWeights, LoadTarget, WeightSource
 
 _PADDING = 512
 """Largest number of unused tokens by which vocabularies of one family differ."""
@@ -77,12 +77,9 @@ def attach_head(
     notify: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Load the prediction head of a runner's model. Raises ModelInvalid, DoesNotFit, DeviceFault."""
-    model = runner.model
-    names = config.family.names
+    target = _load_target(runner, source, notify)
     with advise_on_out_of_memory(request):
-        weights = load_head(
-            config, names, source, model.weights, model.pages.dtype, runner.device, notify
-        )
+        weights = load_head(config, runner.model.weights, target)
         _attach(runner, head_config(config), weights, request, "the model's own head")
 
 
@@ -91,27 +88,14 @@ def attach_eagle(
     draft: DraftShape,
     request: LoadRequest,
     notify: Callable[[str], None] = lambda text: None,
-    source: WeightSource | None = None,
 ) -> None:
-    """Load the EAGLE-3 head of `request`, or of another source, for a runner.
-
-    Raises ModelInvalid, DoesNotFit, DeviceFault."""
-    model = runner.model
+    """Load the EAGLE-3 head of `request` for a runner. Raises ModelInvalid, DoesNotFit, DeviceFault."""
     names = ARCHITECTURES["llama"].FAMILY.names
     assert draft.eagle is not None
-    if source is None:
-        source = CheckpointWeights(Path(request.options.draft or ""), runner.device)
+    source = CheckpointWeights(Path(request.options.draft or ""), runner.device)
+    target = _load_target(runner, source, notify)
     with advise_on_out_of_memory(request):
-        weights = load_eagle(
-            draft.config,
-            draft.eagle,
-            names,
-            source,
-            model.weights,
-            model.pages.dtype,
-            runner.device,
-            notify,
-        )
+        weights = load_eagle(draft.config, draft.eagle, names, runner.model.weights, target)
         _attach(runner, draft.config, weights, request, "the EAGLE-3 head", draft.eagle)
 
 
@@ -125,17 +109,14 @@ def attach_assistant(
     model = runner.model
     settings = draft.assistant
     own = draft.config
-    dtype = model.pages.dtype
-    device = runner.device
     assert settings is not None
     with advise_on_out_of_memory(request):
-        source = CheckpointWeights(Path(request.options.draft or ""), device)
-        weights = load_assistant(
-            own, settings, source, model.config, model.weights, dtype, device, notify
-        )
+        source = CheckpointWeights(Path(request.options.draft or ""), runner.device)
+        target = _load_target(runner, source, notify)
+        weights = load_assistant(own, settings, model.config, model.weights, target)
         with torch.inference_mode():
             slots = runner.capabilities.max_slots
-            states = LastStates(slots, settings.columns, dtype, device)
+            states = LastStates(slots, settings.columns, target.dtype, runner.device)
             assistant = AssistantModel(
                 own,
                 weights,
@@ -151,6 +132,13 @@ def attach_assistant(
         graphs = not request.safe_mode
         own_runner = CudaRunner(assistant, caps, graphs=graphs, graph_bytes=GRAPH_BYTES)
         runner.attach(AssistantDrafter(own_runner, assistant, runner.table, states))
+
+
+def _load_target(
+    runner: CudaRunner, source: WeightSource, notify: Callable[[str], None]
+) -> LoadTarget:
+    """Return the target of weights beside those of a runner's model."""
+    return LoadTarget(source, runner.device, runner.model.pages.dtype, notify)
 
 
 def _attach(

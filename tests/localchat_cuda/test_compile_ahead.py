@@ -216,7 +216,6 @@ def test_every_architecture_can_be_compiled_ahead() -> None:
     assert {name for name, kernels in found.items() if "latent" in kernels} == latents
     assert {name for name, kernels in found.items() if "rope" not in kernels} == latents
     assert all({"attention.prefill", "experts.choice"} <= found[name].keys() for name in latents)
-    assert "rms_norm_post" in found["Gemma2ForCausalLM"]
 
 
 def test_kernels_take_the_shapes_of_one_of_several_gpus() -> None:

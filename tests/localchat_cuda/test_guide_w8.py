@@ -76,7 +76,7 @@ def with_layers(weights: ModelWeights, make: Make) -> ModelWeights:
     return replace(weights, layers=tuple(layers))
 
 
-@pytest.mark.parametrize("make", [w8_pack.e4m3_rows, w8_pack.e4m3_blocks])
+@pytest.mark.parametrize("make", [w8_pack.e4m3_rows, fp8_reference.e4m3_blocks])
 def test_fp8_layers_cost_little_and_so_do_fp8_activations(
     make: Make, guide: Guide, monkeypatch: pytest.MonkeyPatch
 ) -> None:

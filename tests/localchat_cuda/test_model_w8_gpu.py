@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU, or TRITON_INTERPRET is not 0"),
 ]
 GPU = torch.device("cuda", 0)
-KINDS = {"row": w8_pack.e4m3_rows, "block": w8_pack.e4m3_blocks, "whole": w8_pack.whole_rows}
+KINDS = {"row": w8_pack.e4m3_rows, "block": fp8_reference.e4m3_blocks, "whole": w8_pack.whole_rows}
 WORK = (
     *((kind, 4608, 3584) for kind in KINDS),
     ("block", 3584, 18944),

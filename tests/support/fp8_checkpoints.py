@@ -9,6 +9,7 @@ import torch
 
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
+from tests.support import fp8_reference
 
 TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 
@@ -36,7 +37,7 @@ LAYOUTS: dict[str, dict[str, object]] = {
 def stored(weight: torch.Tensor, layout: str) -> tuple[W8, dict[str, torch.Tensor]]:
     """A layer's codes, and what stands beside them in the files."""
     if layout in ("block", "deepseek"):
-        found = w8_pack.e4m3_blocks(weight)
+        found = fp8_reference.e4m3_blocks(weight)
         return found, {"weight_scale" + "_inv" * (layout == "deepseek"): found.scales}
     if layout == "channel":
         found = w8_pack.e4m3_rows(weight)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from localchat.errors import ModelInvalid
+from localchat_cuda.config.fields import ConfigFields
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import parse_config
 
@@ -47,12 +48,13 @@ def parse_assistant(raw: Mapping[str, Any], name: str) -> tuple[ModelConfig, Ass
     config = parse_config(layers, name)
     assert config.gemma is not None
     config = replace(config, gemma=replace(config.gemma, shared=config.layers))
+    fields = ConfigFields(raw, name, OTHER_ASSISTANT)
     centroids = 0
     active = 0
     if raw.get("use_ordered_embeddings"):
-        centroids = _number(raw, "num_centroids", 2048, name)
-        active = _number(raw, "centroid_intermediate_top_k", 32, name)
-    columns = _number(raw, "backbone_hidden_size", None, name)
+        centroids = fields.integer("num_centroids", 2048)
+        active = fields.integer("centroid_intermediate_top_k", 32)
+    columns = fields.integer("backbone_hidden_size")
     assistant = AssistantConfig(columns, centroids, active)
     if centroids and (config.vocabulary % centroids or not 0 < assistant.active <= centroids):
         raise ModelInvalid(
@@ -61,17 +63,6 @@ def parse_assistant(raw: Mapping[str, Any], name: str) -> tuple[ModelConfig, Ass
             hint=OTHER_ASSISTANT,
         )
     return config, assistant
-
-
-def _number(raw: Mapping[str, Any], field: str, default: int | None, name: str) -> int:
-    """Return a positive number of config.json. Raises ModelInvalid."""
-    value = raw.get(field, default)
-    if not isinstance(value, int) or value <= 0:
-        raise ModelInvalid(
-            f"{name}: {field} in config.json is {value!r:.80}, not a positive number.",
-            hint=OTHER_ASSISTANT,
-        )
-    return value
 
 
 def fitted(

@@ -3,11 +3,13 @@
 For unquantized gemms, the last norm, and large row counts. Letters: T rows, H columns, S partial sums.
 
     residual += sum over S of y;  out = residual / rms(residual) * weight
+    residual = (residual + y / rms(y) * post) * scale                     with `post`, a norm of y, the sum
 
 Grid (T,), one row a program, fp32 inside. y [S, T, H] fp32, fp16 or bf16; residual fp32 [T, H],
-read and written; weight [H]; out fp16 or bf16 [T, H], and where `packed` is given the same once more, as
-the int4 gemms of experts read it: with zeros up to the columns of their weight, which are H or up to 127 more.
-A `bias` [H] of y is added, too. RMSNorm: Zhang and Sennrich, 2019.
+read and written; weight and post [H]; out fp16 or bf16 [T, H], and where `packed` is given the same once
+more, as the int4 gemms of experts read it: with zeros up to the columns of their weight, which are H or up
+to 127 more. A `bias` [H] of y is added, too. Without a weight, out is the residual. RMSNorm: Zhang and
+Sennrich, 2019; norms of y: Gemma 2 (Gemma Team, 2024).
 """
 
 import torch
@@ -33,18 +35,30 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 def reference(
     y: torch.Tensor | None,
     residual: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     out: torch.Tensor,
     eps: float,
+    packed: HalfRows | None = None,
     bias: torch.Tensor | None = None,
+    post: torch.Tensor | None = None,
+    scale: float = 1.0,
 ) -> None:
     """`add_norm` in plain torch, without packed rows."""
     if y is not None:
-        residual += y.float().sum(0)
+        total = y.float().sum(0)
+        if post is not None:
+            total = _normed(total, post, eps)
+        residual += total
     if bias is not None:
         residual += bias.float()
-    inverse = torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps)
-    out.copy_(residual * inverse * weight.float())
+    residual *= scale
+    if weight is not None:
+        residual = _normed(residual, weight, eps)
+    out.copy_(residual)
+
+
+def _normed(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain.float()
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -54,33 +68,45 @@ def _norm_kernel(
     weight,
     out,
     packed,
-    bias,
+    own,
     eps,
+    scale,
     T,
     H: tl.constexpr,
     H_PACKED: tl.constexpr,
     S: tl.constexpr,
     GROUP: tl.constexpr,
     BIASED: tl.constexpr,
+    POST: tl.constexpr,
+    NORM: tl.constexpr,
     ROOMY: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    # `own` is the bias, or the weight of the norm of y.
     release(PDL)
     t = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, triton.next_power_of_2(H))
     inside = i < H
-    gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+    if POST:
+        first = tl.load(own + i, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
     wait(PDL)
     x = tl.load(residual + t * H + i, mask=inside, other=0.0)
     if S > 0:
         total = tl.zeros(i.shape, tl.float32)
         for s in tl.static_range(S):
             total += tl.load(y + (s * T + t) * H + i, mask=inside, other=0.0).to(tl.float32)
-        x += total
+        if POST:
+            total = total * tl.rsqrt(tl.sum(total * total, 0) / H + eps) * first
+            x = (x + total) * scale
+        else:
+            x += total
         if BIASED:
-            x += tl.load(bias + i, mask=inside, other=0.0).to(tl.float32)
+            x += tl.load(own + i, mask=inside, other=0.0).to(tl.float32)
         tl.store(residual + t * H + i, x, mask=inside)
-    x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
+    if NORM:
+        x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
     tl.store(out + t * H + i, x.to(out.dtype.element_ty), mask=inside)
     if GROUP > 0:
         pointers = packed + t * H_PACKED + packed_cell(i, GROUP, False)
@@ -90,20 +116,22 @@ def _norm_kernel(
 def add_norm(
     y: torch.Tensor | None,
     residual: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     out: torch.Tensor,
     eps: float,
     packed: HalfRows | None = None,
     bias: torch.Tensor | None = None,
+    post: torch.Tensor | None = None,
+    scale: float = 1.0,
 ) -> None:
     """Add `y` (None: nothing) to the residual and normalize; shapes in the module docstring.
 
-    `packed` (in slot order, no factors): where to write the result, too. `bias`: of y.
+    `packed` (in slot order, no factors): where to write the result, too. `bias`, `post` (not both): of y.
+    `scale`: of the sum with `post`.
     """
     t, h = residual.shape
     device = residual.device
     require("residual", residual, (t, h), (torch.float32,), device)
-    require("weight", weight, (h,), _FLOATS, device)
     require("out", out, (t, h), _FLOATS, device)
     if y is not None:
         require("y", y, (y.shape[0], t, h), _FLOATS, device)
@@ -112,17 +140,23 @@ def add_norm(
         require("packed", packed.x, (t, None), (torch.float16,), device)
         if not h <= columns <= power_of_two(h):
             raise ValueError(f"packed: {h} to {power_of_two(h)} columns wanted, {columns} given")
+    if weight is not None:
+        require("weight", weight, (h,), _FLOATS, device)
     if bias is not None:
         require("bias", bias, (h,), _FLOATS, device)
-        if y is None:
-            raise ValueError("bias: one without y")
+        if y is None or post is not None:
+            raise ValueError("bias: one without y or with post")
+    if post is not None:
+        require("post", post, (h,), _FLOATS, device)
     if t == 0:
         return
     gpu = traits(device)
     splits = 0 if y is None else y.shape[0]
     group = 0 if packed is None else packed.group
     packed_x = out if packed is None else packed.x
+    own = bias if post is None else post
     KernelLaunch(_norm_kernel, (t,), gpu, warps=row_warps(h), rows=t).run(
-        *(tensor_or(y, residual), residual, weight, out, packed_x, tensor_or(bias, weight), eps),
-        *(t, h, columns, splits, group, bias is not None),
+        *(tensor_or(y, residual), residual, tensor_or(weight, residual), out, packed_x),
+        *(tensor_or(own, residual), eps, scale, t, h, columns, splits, group),
+        *(bias is not None, post is not None, weight is not None),
     )

@@ -1,24 +1,22 @@
 """RMSNorm of a sublayer's output before the residual addition, and the next norm after it.
 
-Letters: T rows, H columns, S partial sums, G = H / 128.
+For int4 gemms; rms_norm.add_norm does it for gemms that read [T, H]. Letters: T rows, H columns, S partial
+sums, G = H / 128.
 
     y = sum over S;  residual = (residual + y / rms(y) * post) * scale;  out = residual / rms(residual) * weight
 
-`post_norm`, for gemms that read [T, H]: one program a row does all of it in fp32. y [S, T, H] fp32,
-fp16 or bf16; residual fp32 [T, H], read and written; post and weight [H]; out fp16 or bf16 [T, H]. Without a
-weight, out is the residual.
-
-`prepare`, for int4 gemms: programs of one block of 128 columns, as in int4/activations.py, in two kernels,
+Programs of one block of 128 columns, as in int4/activations.py, in two kernels,
 since y's rms is of the whole row. The first writes y [T, H] and four sums of each block; the second adds,
 writes rows, and leaves 1/rms of the residual to the gemm, as int4/activations.py does. Residuals of such models
 grow beyond the range of fp16, the format of some rows, so the rows are scaled down by a power of two near their
 rms. The four sums give that rms well enough before the residual is computed; the squares are those of the
 scaled rows.
 
+    y fp32, fp16 or bf16 [S, T, H]; residual fp32 [T, H], read and written; post and weight [H]
     grids (G, T / rows of a program); sums fp32 [T, G, 4]: of y^2, r^2, r z and z^2, with z = y * post
     and r the residual before
 
-Post-norms: Gemma 2 (Gemma Team, 2024). The scale from four sums is our own.
+The scale from four sums is our own.
 """
 
 import torch
@@ -40,95 +38,12 @@ from localchat_cuda.kernels.launch import (
     cdiv,
     release,
     require,
-    row_warps,
     tensor_or,
     traits,
     wait,
 )
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def reference(
-    y: torch.Tensor,
-    residual: torch.Tensor,
-    post: torch.Tensor,
-    weight: torch.Tensor | None,
-    out: torch.Tensor,
-    eps: float,
-    scale: float = 1.0,
-) -> None:
-    """`post_norm` in plain torch, same arguments."""
-    total = y.float().sum(0)
-    inverse = torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
-    residual.copy_((residual + total * inverse * post.float()) * scale)
-    if weight is None:
-        out.copy_(residual)
-        return
-    inverse = torch.rsqrt(residual.square().mean(-1, keepdim=True) + eps)
-    out.copy_(residual * inverse * weight.float())
-
-
-@triton.jit(do_not_specialize=["T"])
-def _row_kernel(
-    y,
-    residual,
-    post,
-    weight,
-    out,
-    eps,
-    scale,
-    T,
-    H: tl.constexpr,
-    S: tl.constexpr,
-    NORM: tl.constexpr,
-    ROOMY: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    release(PDL)
-    t = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, triton.next_power_of_2(H))
-    inside = i < H
-    first = tl.load(post + i, mask=inside, other=0.0).to(tl.float32)
-    gain = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
-    wait(PDL)
-    total = tl.zeros(i.shape, tl.float32)
-    for s in tl.static_range(S):
-        total += tl.load(y + (s * T + t) * H + i, mask=inside, other=0.0).to(tl.float32)
-    total = total * tl.rsqrt(tl.sum(total * total, 0) / H + eps) * first
-    x = (tl.load(residual + t * H + i, mask=inside, other=0.0) + total) * scale
-    tl.store(residual + t * H + i, x, mask=inside)
-    if NORM:
-        x = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps) * gain
-    tl.store(out + t * H + i, x.to(out.dtype.element_ty), mask=inside)
-
-
-def post_norm(
-    y: torch.Tensor,
-    residual: torch.Tensor,
-    post: torch.Tensor,
-    weight: torch.Tensor | None,
-    out: torch.Tensor,
-    eps: float,
-    scale: float = 1.0,
-) -> None:
-    """Normalize `y`, add it to the residual, normalize that (weight None: do not); shapes in the module
-    docstring."""
-    t, h = residual.shape
-    device = residual.device
-    require("residual", residual, (t, h), (torch.float32,), device)
-    require("y", y, (y.shape[0], t, h), _FLOATS, device)
-    require("post", post, (h,), _FLOATS, device)
-    if weight is not None:
-        require("weight", weight, (h,), _FLOATS, device)
-    require("out", out, (t, h), _FLOATS, device)
-    if t == 0:
-        return
-    gpu = traits(device)
-    norms = weight is not None
-    KernelLaunch(_row_kernel, (t,), gpu, warps=row_warps(h), rows=t).run(
-        y, residual, post, tensor_or(weight, post), out, eps, scale, t, h, y.shape[0], norms
-    )
 
 
 @triton.jit(do_not_specialize=["T"])

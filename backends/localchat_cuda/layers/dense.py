@@ -28,7 +28,6 @@ from localchat_cuda.kernels import (
     latent,
     qk_norm,
     rms_norm,
-    rms_norm_post,
     rope,
     short_conv,
 )
@@ -655,20 +654,10 @@ class Layers(ABC, Generic[X]):
     ) -> torch.Tensor:
         """Add y to the residual in place, and norm the sum: rows [T, K] in the model's dtype.
 
-        `gain`: None leaves the sum as it is, which is possible with `post` or without y.
-        `packed`, `bias`: see rms_norm.add_norm. `scale`: see rms_norm_post.post_norm."""
+        `gain`: None leaves the sum as it is. The others: see rms_norm.add_norm."""
         out = torch.empty(residual.shape, dtype=self.dtype, device=self.device)
-        eps = self.config.eps
-        if y is not None and post is not None:
-            post_norm = self.implementation(rms_norm_post.post_norm, rms_norm_post.reference)
-            post_norm(y, residual, post, gain, out, eps, scale)
-        elif gain is not None and self.kernels:
-            rms_norm.add_norm(y, residual, gain, out, eps, packed, bias)
-        elif gain is not None:
-            rms_norm.reference(y, residual, gain, out, eps, bias)
-        else:
-            assert y is None, "partial sums without a norm"
-            out.copy_(residual)
+        add_norm = self.implementation(rms_norm.add_norm, rms_norm.reference)
+        add_norm(y, residual, gain, out, self.config.eps, packed, bias, post, scale)
         return out
 
 

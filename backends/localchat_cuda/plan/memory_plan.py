@@ -89,22 +89,11 @@ _HOST_CACHES = 4
 _KV_TYPES: dict[FloatType, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """Absolute limits that the user set, in bytes. None: no limit."""
-
-    gpu_bytes: int | None = None
-    """Everything on the GPU."""
-    kv_bytes: int | None = None
-    """The KV cache alone."""
-
-
 def plan(
     config: ModelConfig,
     headers: Iterable[SafetensorsHeader],
     options: LoadOptions,
     gpu: Gpu,
-    limits: StepLimits | None = None,
     ram_bytes: int = 0,
     draft: DraftShape | None = None,
     undivided: ModelConfig | None = None,
@@ -121,7 +110,7 @@ def plan(
     check_context("The model", options.context_tokens, trained, anyway=options.anyway)
     _check_options(config, options)
     share = weight_share(undivided or config, config)
-    load = _GpuLoad(config, headers, options, gpu, limits or StepLimits(), ram_bytes, draft, share)
+    load = _GpuLoad(config, headers, options, gpu, ram_bytes, draft, share)
     shared_pool = _memory_plan(_budget(load, has_window_pool=False))
     if not window_plan.window_of(config) or config.recurrent is not None:
         return shared_pool
@@ -210,12 +199,12 @@ def logit_rows(slots: int) -> int:
     return max(LOGIT_ROWS, min(LARGEST_DECODE, slots))
 
 
-def graph_bytes(gpu: Gpu, limits: StepLimits) -> int:
+def graph_bytes(gpu: Gpu, gpu_limit_bytes: int | None) -> int:
     """Return the limit on captured graphs: a 50th of the GPU, or little if the user limits its use.
 
     vLLM counts 24 MB a graph.
     """
-    if limits.gpu_bytes is not None:
+    if gpu_limit_bytes is not None:
         return _MIN_GRAPH_BYTES
     return max(_MIN_GRAPH_BYTES, gpu.total_bytes // _GRAPH_SHARE)
 
@@ -315,7 +304,6 @@ class _GpuLoad:
     headers: tuple[SafetensorsHeader, ...]
     options: LoadOptions
     gpu: Gpu
-    limits: StepLimits
     ram_bytes: int
     draft: DraftShape | None
     share: float
@@ -396,8 +384,8 @@ class GpuBudget:
         room = self.free - self.fixed_bytes
         if kv_type == FP8 and self.kv_type != FP8:
             room -= dequant_bytes(self.load.config, self.load.gpu)
-        if self.load.limits.kv_bytes is not None:
-            room = min(room, self.load.limits.kv_bytes)
+        if self.load.options.kv_limit_bytes is not None:
+            room = min(room, self.load.options.kv_limit_bytes)
         return max(room, 0)
 
     def longest_context(self, limit: int, kv_type: str = "") -> int:
@@ -441,8 +429,8 @@ def _base_budget(load: _GpuLoad, *, has_window_pool: bool) -> GpuBudget:
     options = load.options
     reserve = 0 if options.anyway else gpu_reserve_bytes(load.gpu.total_bytes)
     free = max(load.gpu.free_bytes - reserve, 0)
-    if load.limits.gpu_bytes is not None:
-        free = min(free, load.limits.gpu_bytes)
+    if options.gpu_limit_bytes is not None:
+        free = min(free, options.gpu_limit_bytes)
     kv_type = canonical_kv_type(options.kv_type) or kv_types(config)[0]
     weights = own_dummy_bytes(config)
     if load.headers:
@@ -472,7 +460,7 @@ def _base_budget(load: _GpuLoad, *, has_window_pool: bool) -> GpuBudget:
         step=step,
         weights=weights,
         workspace=workspace,
-        overhead=OVERHEAD_BYTES + graph_bytes(load.gpu, load.limits),
+        overhead=OVERHEAD_BYTES + graph_bytes(load.gpu, options.gpu_limit_bytes),
         has_window_pool=has_window_pool,
         notes=tuple(_context_notes(config)),
     )
@@ -818,7 +806,7 @@ def _fp8_advice(budget: GpuBudget, longest: int, limit: int) -> Iterator[str]:
 
 def _exceeded_limit(budget: GpuBudget, context: int, total: int) -> str:
     """Return the message if only --kv-gb forbids the load, else empty."""
-    limit = budget.load.limits.kv_bytes
+    limit = budget.load.options.kv_limit_bytes
     if limit is None or total > budget.free or budget.kv_bytes(context) <= limit:
         return ""
     return (
@@ -829,13 +817,13 @@ def _exceeded_limit(budget: GpuBudget, context: int, total: int) -> str:
 
 def _limit_advice(budget: GpuBudget, context: int) -> Iterator[str]:
     """Suggest raising limits that the user set."""
-    limits = budget.load.limits
+    options = budget.load.options
     kv = budget.kv_bytes(context)
     total = budget.fixed_bytes + kv
     device_free = max(budget.load.gpu.free_bytes - budget.reserve, 0)
-    if limits.kv_bytes is not None and limits.kv_bytes < kv and total <= budget.free:
+    if options.kv_limit_bytes is not None and options.kv_limit_bytes < kv and total <= budget.free:
         yield f"--kv-gb {gigabytes_flag(kv)}: what {tokens(context)} take."
-    if limits.gpu_bytes is not None and limits.gpu_bytes < total <= device_free:
+    if options.gpu_limit_bytes is not None and options.gpu_limit_bytes < total <= device_free:
         yield f"--vram-gb {gigabytes_flag(total)}: what it takes with {tokens(context)}."
 
 

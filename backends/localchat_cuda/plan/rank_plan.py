@@ -17,7 +17,6 @@ from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.environment import LEAST_CAPABILITY, choose_gpu
 from localchat_cuda.plan import memory_plan
 from localchat_cuda.plan.draft_plan import DraftShape
-from localchat_cuda.plan.memory_plan import StepLimits
 from localchat_cuda.ranks.split import MAX_RANKS, possible_ranks, split_config
 
 
@@ -59,9 +58,8 @@ class RankLoad:
         if count > 1:
             self._check_draft()
         gpu = min(self.gpus[:count], key=lambda gpu: gpu.free_bytes)
-        limits = StepLimits(self.options.gpu_limit_bytes, self.options.kv_limit_bytes)
         plan = memory_plan.plan(
-            part, self.headers, self.options, gpu, limits, self.ram_bytes, self.draft, self.config
+            part, self.headers, self.options, gpu, self.ram_bytes, self.draft, self.config
         )
         if count == 1:
             return plan

@@ -257,7 +257,6 @@ class TritonSampler:
 
         `rescoring`: the logits are approximate, and exact ones are computed for tokens that can be sampled."""
         p = len(batch.rows)
-        scratch = self._scratch
         penalty_tokens = None
         if batch.slot_slice is not None:
             penalty_tokens = sample_state.PenaltyTokens(
@@ -266,26 +265,19 @@ class TritonSampler:
                 self._settings.prompt_tokens,
                 self._count_scratch(p),
             )
-        masks, mask_rows = self._masks(batch)
+        draws = sample_state.Draws(
+            batch.row_slice.view(), batch.sequence_slice.view(), batch.position_slice.view()
+        )
         sample.draw(
             logits,
-            batch.row_slice.view(),
-            batch.sequence_slice.view(),
-            batch.position_slice.view(),
+            draws,
             self._settings,
-            sample_state.Scratch(
-                scratch.z[:p],
-                scratch.blocks[:p],
-                scratch.candidates[:p],
-                scratch.ids[:p],
-                scratch.counts[:p],
-            ),
+            self._scratch.part(p),
             out.tokens,
             out.logprobs,
             out.normalizers,
             known=penalty_tokens,
-            masks=masks,
-            mask_rows=mask_rows,
+            masking=self._masking(batch),
             rescoring=rescoring,
             rescore_scratch=None if rescoring is None else self._rescore_part(p),
             rare=self._rare(batch),
@@ -332,8 +324,8 @@ class TritonSampler:
             )
         return self._counts[:positions]
 
-    def _masks(self, batch: SampleBatch) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the masks of a batch, and the row of each position's mask."""
+    def _masking(self, batch: SampleBatch) -> sample_state.Masking | None:
+        """Return the masks of a batch, if it has any."""
         words: list[NDArray[np.int32]] = []
         rows = []
         for mask in batch.masks:
@@ -344,8 +336,8 @@ class TritonSampler:
             # Reading may wait for the words. The forward pass is already queued.
             words.append(self._mask_words(mask.words))
         if not words:
-            return None, None
-        return (
+            return None
+        return sample_state.Masking(
             self._to_device(torch.from_numpy(np.stack(words))),
             self._to_device(torch.tensor(rows, dtype=torch.int32)),
         )

@@ -1,6 +1,5 @@
 """Loads the checkpoint of a Gemma 4 assistant."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ from localchat_cuda.config.assistant import AssistantConfig
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.weights.loader import Loader
 from localchat_cuda.weights.model_weights import ModelWeights
-from localchat_cuda.weights.source import LoadTarget, WeightSource
+from localchat_cuda.weights.source import LoadTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +33,21 @@ class AssistantWeights:
 def load_assistant(
     own: ModelConfig,
     assistant: AssistantConfig,
-    source: WeightSource,
     config: ModelConfig,
     model: ModelWeights,
-    dtype: torch.dtype,
-    device: torch.device,
-    notify: Callable[[str], None] = lambda text: None,
+    target: LoadTarget,
 ) -> AssistantWeights:
     """Load an assistant for the model with this config and weights. Raises ModelInvalid."""
     names = own.family.names
-    loader = Loader(own, names, LoadTarget(source, device, dtype, notify))
+    loader = Loader(own, names, target)
     hidden = own.hidden
-    stored_head = names.head if source.has(names.head) else names.embedding
+    stored_head = names.head if target.source.has(names.head) else names.embedding
     centroids: torch.Tensor | None = None
     ordering: torch.Tensor | None = None
     if assistant.centroids:
         centroids = loader.tensor("masked_embedding.centroids.weight", assistant.centroids, hidden)
         name = "masked_embedding.token_ordering"
-        ordering = loader.target.tensor(name, (own.vocabulary,), torch.int64)
+        ordering = target.tensor(name, (own.vocabulary,), torch.int64)
         # A token outside the head would end the GPU's process.
         if int(ordering.min()) < 0 or int(ordering.max()) >= own.vocabulary:
             raise ModelInvalid(
@@ -66,7 +62,7 @@ def load_assistant(
             loader.norm(names.last_norm, hidden),
             loader.tensor(stored_head, own.vocabulary, hidden),
         ),
-        float(torch.tensor(config.embedding_scale, dtype=dtype)),
+        float(torch.tensor(config.embedding_scale, dtype=target.dtype)),
         loader.tensor("pre_projection.weight", hidden, 2 * assistant.columns),
         loader.tensor("post_projection.weight", assistant.columns, hidden),
         centroids,

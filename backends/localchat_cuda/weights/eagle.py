@@ -1,6 +1,5 @@
 """Loads the checkpoint of an EAGLE-3 head."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.weights.layer_shapes import linear_shapes
 from localchat_cuda.weights.loader import Loader
 from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
-from localchat_cuda.weights.source import LoadTarget, WeightSource
+from localchat_cuda.weights.source import LoadTarget
 
 _LAYERS = ("midlayer.", "layers.0.")
 """Prefixes of the layer's tensors in the two forms of checkpoints."""
@@ -37,14 +36,12 @@ def load_eagle(
     own: ModelConfig,
     head: EagleConfig,
     names: Names,
-    source: WeightSource,
     model: ModelWeights,
-    dtype: torch.dtype,
-    device: torch.device,
-    notify: Callable[[str], None] = lambda text: None,
+    target: LoadTarget,
 ) -> EagleWeights:
     """Load a head for the model with these weights. `names`: of a Llama. Raises ModelInvalid."""
-    loader = Loader(own, names, LoadTarget(source, device, dtype, notify))
+    loader = Loader(own, names, target)
+    source = target.source
     hidden = own.hidden
     begin = _LAYERS[1]
     if source.has(f"{_LAYERS[0]}hidden_norm.weight"):
@@ -64,10 +61,10 @@ def load_eagle(
             embedding = model.embedding
     if head.vocabulary != own.vocabulary or source.has(names.head):
         output = loader.tensor(names.head, head.vocabulary, hidden)
-    tokens = torch.arange(head.vocabulary, device=device)
+    tokens = torch.arange(head.vocabulary, device=target.device)
     if source.has("d2t"):
         # Differences between the model's number of a token and the head's.
-        tokens += loader.target.tensor("d2t", (head.vocabulary,), torch.int64)
+        tokens += target.tensor("d2t", (head.vocabulary,), torch.int64)
     return EagleWeights(
         ModelWeights(
             embedding,

@@ -1,17 +1,15 @@
 """Loads the prediction head of a checkpoint."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
-from localchat_cuda.architectures.names import Names
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.prediction import PREFIX, head_config
 from localchat_cuda.weights.formats.weight import Weight, bytes_of
 from localchat_cuda.weights.loader import Loader
 from localchat_cuda.weights.model_weights import ModelWeights
-from localchat_cuda.weights.source import LoadTarget, WeightSource
+from localchat_cuda.weights.source import LoadTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +33,12 @@ class HeadWeights:
         return self.model.bytes - shared.bytes + norms + bytes_of(self.join)
 
 
-def load_head(
-    config: ModelConfig,
-    names: Names,
-    source: WeightSource,
-    model: ModelWeights,
-    dtype: torch.dtype,
-    device: torch.device,
-    notify: Callable[[str], None] = lambda text: None,
-) -> HeadWeights:
+def load_head(config: ModelConfig, model: ModelWeights, target: LoadTarget) -> HeadWeights:
     """Load the prediction head of the model with these weights. Raises ModelInvalid."""
     own = head_config(config)
+    names = config.family.names
     names = replace(names, layer=f"{PREFIX}layers.{{}}.", last_norm=f"{PREFIX}norm.weight")
-    loader = Loader(own, names, LoadTarget(source, device, dtype, notify))
+    loader = Loader(own, names, target)
     embedding_norm, state_norm, last_norm = (
         loader.norm(f"{PREFIX}{name}.weight", own.hidden)
         for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")

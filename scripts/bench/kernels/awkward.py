@@ -131,11 +131,12 @@ def drawn() -> float:
     tokens = torch.full((points,), -7, dtype=torch.int32, device=GPU)
     floats = torch.empty(2, points, device=GPU)
     sample.draw(
-        torch.tensor(logits, device=GPU), order, order, positions, held,
+        torch.tensor(logits, device=GPU), sample_state.Draws(order, order, positions), held,
         sample_state.Scratch.empty(points, VOCABULARY, GPU), tokens, floats[0], floats[1],
         known=sample_state.PenaltyTokens(table, order, prompts, counts),
-        masks=torch.tensor(words[None].copy(), device=GPU),
-        mask_rows=torch.where(order % 3 == 0, 0, -1).int(),
+        masking=sample_state.Masking(
+            torch.tensor(words[None].copy(), device=GPU), torch.where(order % 3 == 0, 0, -1).int()
+        ),
     )  # fmt: skip
     sampler = Sampler(VOCABULARY)
     wrong = 0

@@ -30,7 +30,7 @@ def sampler() -> Results:
         logits = torch.randn(points, VOCABULARY, device=GPU) * 2.5
         logits[:, :50] += torch.linspace(14, 4, 50, device=GPU)
         order = torch.arange(points, dtype=torch.int32, device=GPU)
-        positions = order + 100
+        draws = sample_state.Draws(order, order, order + 100)
         scratch = sample_state.Scratch.empty(points, VOCABULARY, GPU)
         out = (
             torch.empty(points, dtype=torch.int32, device=GPU),
@@ -41,7 +41,7 @@ def sampler() -> Results:
             held = sample_state.SamplingTensors.empty(points, 4, GPU)
             for i in range(points):
                 fill(held, i, replace(kind, seed=i * 977 + 5))
-            go = partial(sample.draw, logits, order, order, positions, held, scratch, *out)
+            go = partial(sample.draw, logits, draws, held, scratch, *out)
             out[0].fill_(-7)
             go()
             wrong = 0

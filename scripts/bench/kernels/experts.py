@@ -11,8 +11,7 @@ from functools import partial
 import torch
 
 from localchat_cuda.kernels import experts, rms_norm
-from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
-from localchat_cuda.kernels.experts.blocks import Product
+from localchat_cuda.kernels.experts import blocks, choice
 from localchat_cuda.kernels.experts.choice import Router
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from scripts.bench.kernels.timing import EPS, GPU, Results, error, memory_rate, random_w4, timed
@@ -119,29 +118,21 @@ def launches(
 def _few_launches(
     layer: experts.Experts, y: torch.Tensor, gain: torch.Tensor
 ) -> dict[str, Callable[[], object]]:
-    router, gate_up, down, rows = layer.router, layer.gate_up, layer.down, y.shape[1]
-    reader = gate_up if isinstance(gate_up, W4) else None
+    router, rows = layer.router, y.shape[1]
+    reader = layer.gate_up if isinstance(layer.gate_up, W4) else None
     add = partial(choice.add_few, y[1:], y[0], gain, router, EPS, reader)
     few = add()
     choices = few.choices
     found: dict[str, Callable[[], object]] = {"add": add}
     out = torch.empty(router.chosen, rows, router.weight.shape[1], device=GPU)
     inner = torch.zeros(rows * router.chosen, layer.inner, dtype=few.x.dtype, device=GPU)
-    if isinstance(gate_up, W4):
-        assert isinstance(down, W4)
-        found["gate_up"] = partial(
-            gemm_int4_few.gate_up, few, Product(gate_up), choices, inner, down.group
-        )
-        found["down"] = partial(gemm_int4_few.down, inner, Product(down), choices, out)
-    else:
-        assert isinstance(down, torch.Tensor)
-        found["gate_up"] = partial(gemm_float.gate_up, few, Product(gate_up), choices, None, inner)
-        found["down"] = partial(gemm_float.down, inner, Product(down), choices, None, out)
+    found["gate_up"] = partial(experts.multiply, few, layer.first, choices, None, inner)
+    found["down"] = partial(experts.multiply, inner, layer.second, choices, None, out)
     return found
 
 
 def _many_launches(layer: experts.Experts, x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    router, gate_up, down, rows = layer.router, layer.gate_up, layer.down, x.shape[0]
+    router, rows = layer.router, x.shape[0]
     choices, count = choice.route(x, router), router.experts
     size = experts.block_rows(choices.ids.numel(), count)
     made = blocks.sort(choices.ids, count, size)
@@ -153,20 +144,12 @@ def _many_launches(layer: experts.Experts, x: torch.Tensor) -> dict[str, Callabl
     packed = experts.packed_rows(rows, layer, GPU)
     dtype = torch.bfloat16 if packed is None else torch.float16
     inner = torch.zeros(choices.ids.numel(), layer.inner, dtype=dtype, device=GPU)
-    if packed is None:
-        assert isinstance(gate_up, torch.Tensor)
-        assert isinstance(down, torch.Tensor)
-        found["gate_up"] = partial(gemm_float.gate_up, x, Product(gate_up), choices, made, inner)
-        found["down"] = partial(gemm_float.down, inner, Product(down), choices, made, out)
-        return found
-    assert isinstance(gate_up, W4)
-    assert isinstance(down, W4)
-    missing = packed.x.shape[1] - x.shape[1]
-    int4_reference.quantize(torch.nn.functional.pad(x.float(), (0, missing)), packed)
-    found["gate_up"] = partial(
-        gemm_int4_many.gate_up, packed.x, Product(gate_up), choices, made, inner, down.group
-    )
-    found["down"] = partial(gemm_int4_many.down, inner, Product(down), choices, made, out)
+    if packed is not None:
+        missing = packed.x.shape[1] - x.shape[1]
+        int4_reference.quantize(torch.nn.functional.pad(x.float(), (0, missing)), packed)
+        x = packed.x
+    found["gate_up"] = partial(experts.multiply, x, layer.first, choices, made, inner)
+    found["down"] = partial(experts.multiply, inner, layer.second, choices, made, out)
     return found
 
 

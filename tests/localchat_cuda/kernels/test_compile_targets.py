@@ -54,7 +54,7 @@ from triton.compiler import ASTSource
 import triton.language as tl
 from localchat_cuda.kernels.attention import decode as decode_attention, prefill as prefill_attention
 from localchat_cuda.kernels.attention import decode_fused
-from localchat_cuda.kernels import activation, latent, permute_columns, qk_norm, rms_norm_post, rope
+from localchat_cuda.kernels import activation, latent, permute_columns, qk_norm, rms_norm, rms_norm_post, rope
 from localchat_cuda.kernels.attention.reference import AttentionBatch, AttentionShape
 from localchat_cuda.kernels.rope import Cache
 from localchat_cuda.kernels.sampling import rescore
@@ -208,8 +208,8 @@ normed = dict(y="*fp32", source="*fp32", residual="*fp32", post="*fp32", weight=
               scale="fp32", factor="fp32", shift="fp32", T="i32", M="i32",
               words="*i64", addresses="*i64", counts="*i32", room="i32")
 compiled("post-norm",
-    rms_norm_post._row_kernel, normed, 8, cc, H=3840, S=1, NORM=True, ROOMY=True,
-    PDL=pdl)
+    rms_norm._norm_kernel, dict(normed, packed="*fp16", own="*fp32"), 8, cc, H=3840, H_PACKED=0, S=1,
+    GROUP=0, BIASED=False, POST=True, NORM=True, ROOMY=True, PDL=pdl)
 compiled("norm of projections",
     qk_norm._normalize_kernel, dict(turning, out="*fp32"), 8, cc, Q=5120, K=1024, BLOCK=8192, S=4,
     ROOMY=True, PDL=pdl)
@@ -262,7 +262,6 @@ for tile, warps, fused, group in (
         gemm_tiled._tiled_kernel, dict(types, out="*fp16" if fused else "*fp32"), warps, cc, PDL=pdl,
         many=gemm_tiled.ManyRows(37888, 3584, group, config, True, fused, False, group, True))
 few, none = dict(SPLITS=16, WIDTH=2048), dict(SPLITS=0, WIDTH=1)
-biased = dict(BIASED=True, LIMIT=7.0)
 def routed(**fields):
     shared = dict(K=2048, SPLITS=16, CHOSEN=8, NORMALIZED=True, BIASED=True)
     return choice.RouterConstants(**shared, **fields)
@@ -281,36 +280,39 @@ compiled("experts choose",
     router=routed(R=512, E=512, C=8, SIGMOID=False, SCALE=1.0))
 compiled("experts sort",
     blocks._sort_kernel, chosen, 4, cc, X=128, X_POW2=128, M=64, CHUNK=1024, PDL=pdl)
-tile = gemm_float.tile_for(gated=True)
+def pairs(tile, gated, n, k, m, **fields):
+    common = dict(C=8, N=n, K=k, M=m, P_POW2=0, GATED=gated, GELU=False, SQUARE=False, BIASED=True, LIMIT=7.0,
+                  GROUP=0, E2M1=False, INTO=128, ASM=True, **none)
+    inner = n // (1 + gated)
+    return blocks.PairConstants(**{"F": inner, **common, **fields}, tile=tile)
+
+tile = gemm_float.tile_for(2048, gated=True)
 compiled("experts float few",
-    gemm_float._float_kernel, chosen, tile.warps, cc, PDL=pdl, shape=gemm_float.FloatPairs(
-        C=8, N=1536, F=768, K=2048, M=16, P_POW2=1, tile=tile, RUN=tile.run, GATED=True,
-        GELU=False, SQUARE=False, **few, **biased))
+    gemm_float._float_kernel, chosen, tile.warps, cc, PDL=pdl,
+    shape=pairs(tile, True, 1536, 2048, 16, P_POW2=1, **few))
 most = 64
 for gated, n, k in ((True, 1536, 2048), (False, 2048, 768)):
-    tile = gemm_float.tile_for(gated=gated)
+    tile = gemm_float.tile_for(k, gated=gated)
     compiled(f"experts float many {gated}",
-        gemm_float._float_kernel, chosen, tile.warps, cc, PDL=pdl, shape=gemm_float.FloatPairs(
-            C=8, N=n, F=n // (1 + gated), K=k, M=most, P_POW2=0, tile=tile, RUN=tile.run,
-            GATED=gated, GELU=gated, SQUARE=not gated, BIASED=False, LIMIT=0.0, **none))
+        gemm_float._float_kernel, chosen, tile.warps, cc, PDL=pdl,
+        shape=pairs(tile, gated, n, k, most, GELU=gated, SQUARE=not gated, BIASED=False, LIMIT=0.0))
     packed = dict(chosen, x="*fp16", codes="*i16", scale_zeros="*i32", out="*fp16")
     tile = gemm_int4_many.tile_for(most, n // (1 + gated), gated=gated)
     for group in (128, 32):
-        form = dict(GROUP=group, E2M1=group == 32, INTO=group, **biased)
+        form = dict(GROUP=group, E2M1=group == 32, INTO=group)
         compiled(f"experts int4 many {gated} {group}",
-            gemm_int4_many._many_kernel, packed, tile.warps, cc, PDL=pdl, many=gemm_int4_many.ManyPairs(
-                C=8, N=n, F=n // (1 + gated), K=k, rows=most, tile=tile, GATED=gated, ASM=True, **form))
+            gemm_int4_many._many_kernel, packed, tile.warps, cc, PDL=pdl,
+            many=pairs(tile, gated, n, k, most, **form))
         # Deeper, and with more blocks, it takes no more memory, and up to a minute to compile.
         if gated != (group == 128):
             continue  # both groups and both products are compiled, not each with each
         few_tile = gemm_int4_few.tile_for(8, n // (1 + gated), k, gated=gated, e2m1=False)
         few_tile = few_tile._replace(depth=1, blocks=min(few_tile.blocks, 2))
         held = few if gated else none
+        own = 8 if group == 128 else 2
         compiled(f"experts int4 few {gated} {group}",
-            gemm_int4_few._few_kernel, packed, few_tile.warps, cc, PDL=pdl, few=gemm_int4_few.FewPairs(
-                C=8, N=n, F=n // (1 + gated), K=k, tile=few_tile,
-                TILES=few_tile.blocks * (1 + gated), R=8 if group == 128 else 2, P_POW2=64,
-                GATED=gated, ASM=True, **form, **held))
+            gemm_int4_few._few_kernel, packed, few_tile.warps, cc, PDL=pdl,
+            few=pairs(few_tile, gated, n, k, own, P_POW2=64, **form, **held))
 print(json.dumps(found))
 """
 

@@ -264,7 +264,7 @@ def test_column_blocks_that_warps_do_not_divide_count_once(group: int) -> None:
     chosen = choice.Choices(torch.tensor([[2, 0]], dtype=torch.int32), torch.rand(1, 2))
     x, found = torch.randn(2, columns).half(), torch.empty(3, 2, 1, 16)
     for out, tile in zip(found, [(1, 1), (2, 3), (4, 1)], strict=True):
-        gemm_int4_few.down(x, Product(weight), chosen, out, gemm_int4_few.FewTile(*tile))
+        gemm_int4_few.multiply(x, Product(weight), chosen, out, gemm_int4_few.FewTile(*tile))
     assert found[0].abs().sum() > 0
     assert distance(found[1], found[0]) < 1e-5
     assert distance(found[2], found[0]) < 1e-5

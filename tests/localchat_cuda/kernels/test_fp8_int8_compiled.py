@@ -13,6 +13,7 @@ from triton.compiler import ASTSource
 from localchat_cuda.kernels.fp8_int8 import gemm_dequant as w8_dequant, gemm_fp8, gemm_small as w8_small
 from localchat_cuda.kernels.fp8_int8 import gemm_tiled as w8_tiled, gemv as w8_gemv
 from localchat_cuda.kernels.fp8_int8 import tile_config as w8_tile_config
+from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape
 
 def compiled(kernel, types, warps, **values):
     names = kernel.arg_names
@@ -26,24 +27,24 @@ cc = int(sys.argv[1])
 hopper, decoder = cc >= 90, 2 if cc >= 89 else 1
 made = {}
 types = dict(codes="*u8", scales="*fp32", out="*fp32", M="i32", N="i32", first="i32")
-whole = dict(N=4608, K=3584, SPLITS=2, PDL=hopper)
+def shape_of(shared, whole=False):
+    return W8Shape(4608, 3584, shared, whole, decoder)
+
 for x, blocks, parts, shared, weights in (
     ("*bf16", 1, 1, True, False), ("*fp16", 2, 2, False, hopper)):
     made[f"small {x} {shared} {weights}"] = compiled(
-        w8_small._small_kernel, dict(types, x=x), 1, PARTS=parts, BLOCKS=blocks, WARPS=1, SHARED=shared,
-        WHOLE=weights, DECODER=decoder, **whole)
+        w8_small._small_kernel, dict(types, x=x), 1, PARTS=parts, shape=shape_of(shared, weights),
+        tile=w8_tile_config.W8TileConfig(blocks, 1, 2), PDL=hopper)
 for x, rows, shared in (("*bf16", 64, False),):
-    config = w8_tile_config.tiled_config(rows, 4608, 3584, 132)
+    config = w8_tile_config.tiled_config(rows, 4608, 3584, 132)._replace(splits=2)
     made[f"tiled {x}"] = compiled(
-        w8_tiled._tiled_kernel, dict(types, x=x), config.warps, MP=rows, BN=16 * config.blocks,
-        STAGES=config.stages, SHARED=shared, WHOLE=False, DECODER=decoder, FOUR=not hopper, **whole)
+        w8_tiled._tiled_kernel, dict(types, x=x), config.warps, MP=rows, tile=config, shape=shape_of(shared),
+        FOUR=not hopper, PDL=hopper)
 one = w8_tile_config.gemv_config(4608, 3584, 132)
 made["gemv"] = compiled(
-    w8_gemv._gemv_kernel, dict(types, x="*bf16", N="constexpr"), one.warps, N=4608, K=3584, ROWS=one.rows,
-    RUN=one.run, UNROLL=one.unroll, SHARED=True, WHOLE=False, DECODER=decoder, PDL=hopper)
+    w8_gemv._gemv_kernel, dict(types, x="*bf16"), one.warps, shape=shape_of(True), tile=one, PDL=hopper)
 made["dequantize"] = compiled(
-    w8_dequant._dequantize_kernel, dict(types, out="*bf16"), 4, K=3584, ROWS=4, COLUMNS=1024,
-    SHARED=True, WHOLE=False, DECODER=decoder)
+    w8_dequant._dequantize_kernel, dict(types, out="*bf16"), 4, shape=shape_of(True), ROWS=4, COLUMNS=1024)
 if cc >= 89:
     pair = dict(types, x="*fp8e4nv", factors="*fp32", codes="*fp8e4nv", out="*bf16", N="constexpr")
     made["blocks"] = compiled(

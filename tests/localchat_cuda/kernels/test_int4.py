@@ -201,19 +201,17 @@ def test_int8_gemm_with_an_outlier_keeps_the_precision_of_its_block(group: int) 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_dequantize_matches_the_dense_weight(dtype: torch.dtype, group: int) -> None:
     w = weight(64, 640, group=group)
-    out = torch.full((32, 640), float("nan"), dtype=dtype)
-    w4_dequant.dequantize(w, out, 16)
+    out = torch.full((64, 640), float("nan"), dtype=dtype)
+    w4_dequant.dequantize(w, out)
     # Triton's interpreter truncates to bf16 where a GPU rounds: one unit in the last place
     rtol = 0.0 if dtype == torch.float16 else 2.0**-7
-    assert torch.allclose(
-        out.float(), w4_pack.dense(w)[16:48].to(dtype).float(), rtol=rtol, atol=0.0
-    )
+    assert torch.allclose(out.float(), w4_pack.dense(w).to(dtype).float(), rtol=rtol, atol=0.0)
 
 
-def test_dequant_gemm_with_a_small_scratch_computes_every_column() -> None:
+def test_dequant_gemm_computes_every_column() -> None:
     w, x = weight(80, 256), values(5, 256).half()
     out = torch.full((5, 80), float("nan"), dtype=torch.float16)
-    w4_dequant.gemm(x, w, out, torch.empty(40 * 256, dtype=torch.float16))
+    w4_dequant.gemm(x, w, out)
     assert relative(out.float(), x.float() @ w4_pack.dense(w).t()) < 2e-3
 
 
@@ -391,7 +389,7 @@ def test_fused_gemm_applies_act_and_mul(
     found, wanted = (HalfRows.empty(rows, 256, CPU, "slots", into) for _ in range(2))
     found.x.fill_(float("nan"))
     config = w4_tiled.TiledGemmConfig(TileConfig(2, warps, 3, 1), tile)
-    w4_tiled.gemm_silu_mul(held, w, found, config, norm=RowNorm(squares, 0.5), gelu=gelu)
+    w4_tiled.gemm(held, w, found, config, norm=RowNorm(squares, 0.5), gelu=gelu)
     sums = int4_reference.gemm_fp16(held, w, RowNorm(squares, 0.5))[None]
     int4_reference.prepare("act_and_mul", sums, wanted, gelu=gelu)
     assert relative(found.x.float(), wanted.x.float()) < 1e-3
@@ -401,15 +399,13 @@ def test_fused_gemm_refuses_unsupported_configs() -> None:
     w = weight(128, 256)
     held, into = (HalfRows.empty(40, k, CPU, "slots") for k in (256, 64))
     with pytest.raises(ValueError, match="two blocks and one split of 128 features"):
-        w4_tiled.gemm_silu_mul(held, w, into, w4_tiled.TiledGemmConfig(TileConfig(1, 4, 3, 1), 64))
+        w4_tiled.gemm(held, w, into, w4_tiled.TiledGemmConfig(TileConfig(1, 4, 3, 1), 64))
     square = weight(512, 256)
-    with pytest.raises(ValueError, match="into: memory of its own"):
-        w4_tiled.gemm_silu_mul(
-            held, square, held, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64)
-        )
+    with pytest.raises(ValueError, match="out: memory of its own"):
+        w4_tiled.gemm(held, square, held, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
     lanes = HalfRows.empty(40, 64, CPU, "lanes")
-    with pytest.raises(ValueError, match="into: slot order wanted"):
-        w4_tiled.gemm_silu_mul(held, w, lanes, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
+    with pytest.raises(ValueError, match="out: slot order wanted"):
+        w4_tiled.gemm(held, w, lanes, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
 
 
 @pytest.mark.parametrize("rows", [3, 12, 20])

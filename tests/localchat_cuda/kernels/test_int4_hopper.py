@@ -214,20 +214,16 @@ def test_only_compute_capability_9_is_served(monkeypatch: pytest.MonkeyPatch) ->
 def test_gemms_dispatch_by_tile_config(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        w4_hopper,
-        "gemm_silu_mul",
-        lambda r, w, into, config, norm, **more: calls.append((config, norm, more)),
-    )
-    monkeypatch.setattr(
-        w4_hopper, "gemm", lambda r, w, out, config, norm: calls.append((config, out.shape))
+        w4_hopper, "gemm", lambda r, w, out, *given, gelu: calls.append((out, *given, gelu))
     )
     w = weight(512, 384)
     rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
     norm = RowNorm(torch.empty(40, 3), 0.5)
     int4.gemm_silu_mul(rows, w, into, norm, gelu=True)
-    assert calls.pop() == (EVEN, norm, {"gelu": True})
-    int4.gemm(rows, w)
-    assert calls.pop() == (HopperTileConfig(64, 1, 3), (3, 40, 512))
+    assert calls.pop() == (into, EVEN, norm, True)
+    out = int4.gemm(rows, w)
+    assert out.shape == (3, 40, 512)
+    assert calls.pop()[1:] == (HopperTileConfig(64, 1, 3), None, False)
 
 
 def test_unsupported_arguments_raise() -> None:
@@ -240,10 +236,10 @@ def test_unsupported_arguments_raise() -> None:
     with pytest.raises(ValueError, match="out: shape 2x40x512 wanted"):
         w4_hopper.gemm(rows, w, torch.empty(1, 40, 512), HopperTileConfig(64, 2, 2))
     lanes = w4_activations.HalfRows.empty(40, 256, CPU, "lanes")
-    with pytest.raises(ValueError, match="into: slot order wanted"):
-        w4_hopper.gemm_silu_mul(rows, w, lanes, EVEN)
+    with pytest.raises(ValueError, match="out: slot order wanted"):
+        w4_hopper.gemm(rows, w, lanes, EVEN)
     with pytest.raises(ValueError, match=r"rows: .* in slot order wanted"):
-        w4_hopper.gemm_silu_mul(
+        w4_hopper.gemm(
             w4_activations.HalfRows.empty(40, 384, CPU, "lanes"), w, into, HopperTileConfig(64, 2)
         )
 

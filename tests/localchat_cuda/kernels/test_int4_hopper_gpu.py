@@ -107,7 +107,7 @@ def fused(
     into = HalfRows.empty(rows, n // 2, scene.rows.x.device, "slots", group)
     into.x.fill_(float("nan"))
     assert int4.hopper is not None
-    int4.hopper.gemm_silu_mul(scene.rows, scene.weight, into, config, scene.norm, gelu=gelu)
+    int4.hopper.gemm(scene.rows, scene.weight, into, config, scene.norm, gelu=gelu)
     return int4_reference.natural_order(into.x, "slots", group)
 
 
@@ -216,10 +216,10 @@ def test_graphs_replay_a_chain_with_other_rows() -> None:
     assert hopper is not None
 
     def chain() -> None:
-        hopper.gemm_silu_mul(first, wide, into, even)
+        hopper.gemm(first, wide, into, even)
         hopper.gemm(into, narrow, out, HopperTileConfig(128, 2, 3))
         w4_activations.prepare("plain", out, again)
-        hopper.gemm_silu_mul(again, wide, last, HopperTileConfig(128, 2, even=True))
+        hopper.gemm(again, wide, last, HopperTileConfig(128, 2, even=True))
 
     chain()
     torch.cuda.synchronize()
@@ -238,8 +238,8 @@ def test_graphs_replay_a_chain_with_other_rows() -> None:
             w4_tiled.fused_tile_config_for(100, 2048),
             w4_tiled.TiledGemmConfig(TileConfig(1, 8, 3, 1), 64),
         )
-        w4_tiled.gemm_silu_mul(first, wide, held[0], tiled)
+        w4_tiled.gemm(first, wide, held[0], tiled)
         w4_tiled.gemm(held[0], narrow, sums, config)
         w4_activations.prepare("plain", sums, held[1])
-        w4_tiled.gemm_silu_mul(held[1], wide, held[2], tiled)
+        w4_tiled.gemm(held[1], wide, held[2], tiled)
         assert off(last.x, held[2].x.float()) < 3e-3

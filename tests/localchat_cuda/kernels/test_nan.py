@@ -86,7 +86,7 @@ def test_it_passes_the_fused_gate(gelu: bool) -> None:
     rows, out = (HalfRows.empty(3, 256, CPU, "slots", factored=False) for _ in range(2))
     int4_reference.quantize(spoilt(values(3, 256)), rows)
     config = w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64)
-    w4_tiled.gemm_silu_mul(rows, weight(512, 256), out, config, gelu=gelu)
+    w4_tiled.gemm(rows, weight(512, 256), out, config, gelu=gelu)
     assert only_second(out.x)
 
 

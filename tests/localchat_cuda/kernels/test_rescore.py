@@ -68,9 +68,9 @@ def drawn(
         counts = torch.empty(rows, n, dtype=torch.int32)
         extras["known"] = sample_state.PenaltyTokens(texts, order, order + 2, counts)
     if mask is not None:
-        extras |= {"masks": mask, "mask_rows": torch.zeros(rows, dtype=torch.int32)}
+        extras["masking"] = sample_state.Masking(mask, torch.zeros(rows, dtype=torch.int32))
     sample.draw(
-        logits, order, order, torch.full((rows,), position, dtype=torch.int32), settings_of(params),
+        logits, sample_state.Draws(order, order, order * 0 + position), settings_of(params),
         sample_state.Scratch.empty(rows, n, CPU), tokens, torch.empty(rows), torch.empty(rows),
         rescoring=rescore.Rescoring(x, head, copy.bounds),
         rescore_scratch=rescore.RescoreScratch.empty(rows, n, CPU), **extras,  # type: ignore[arg-type]

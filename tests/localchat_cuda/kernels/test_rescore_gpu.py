@@ -70,8 +70,8 @@ def test_draws_are_those_of_the_whole_head(rows: int, dtype: torch.dtype) -> Non
         fill(logits)
         slots = (order + begin // rows) % len(SETTINGS)
         sample.draw(
-            logits, order, slots, order + begin, held, scratch, tokens, figures[0], figures[1],
-            rescoring=rescoring, rescore_scratch=peaks,
+            logits, sample_state.Draws(order, slots, order + begin), held, scratch, tokens, figures[0],
+            figures[1], rescoring=rescoring, rescore_scratch=peaks,
         )  # fmt: skip
         return tokens, logits
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from localchat_cuda.kernels import rms_norm_post
+from localchat_cuda.kernels import rms_norm, rms_norm_post
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
 from tests.support import int4_reference
@@ -38,9 +38,9 @@ def test_post_norm_matches_the_reference(splits: int, dtype: torch.dtype, weighe
     y, post = numbers(splits, 3, 200).to(dtype), numbers(200)
     weight = numbers(200, seed=1) if weighed else None
     found = []
-    for call in (rms_norm_post.post_norm, rms_norm_post.reference):
+    for call in (rms_norm.add_norm, rms_norm.reference):
         residual, out = numbers(3, 200, seed=7), torch.full((3, 200), float("nan"))
-        call(y, residual, post, weight, out, EPS, 0.3)
+        call(y, residual, weight, out, EPS, post=post, scale=0.3)
         found += [residual, out]
     assert torch.allclose(found[0], found[2], atol=1e-5)
     assert torch.allclose(found[1], found[3], atol=1e-5)
@@ -66,7 +66,7 @@ def test_prepare_writes_the_normed_residual(
     begin = numbers(rows, k, seed=7) * size
     normed = torch.empty(rows, k)
     wanted = begin.clone()
-    rms_norm_post.reference(y, wanted, post, weight, normed, EPS, 0.3)
+    rms_norm.reference(y, wanted, weight, normed, EPS, post=post, scale=0.3)
     for call in (rms_norm_post.prepare, int4_reference.prepare_post):
         residual, out = begin.clone(), rows_of(kind, rows, k)
         squares = torch.full((rows, k // 128), float("nan"))
@@ -102,4 +102,4 @@ def test_wrong_arguments_raise_with_their_name() -> None:
     with pytest.raises(ValueError, match="columns in 128s"):
         rms_norm_post.prepare(y[..., :64], residual[:, :64], gain, gain, rows, squares, EPS)
     with pytest.raises(ValueError, match="out"):
-        rms_norm_post.post_norm(y, residual, gain, gain, torch.empty(2, 64), EPS)
+        rms_norm.add_norm(y, residual, gain, torch.empty(2, 64), EPS, post=gain)

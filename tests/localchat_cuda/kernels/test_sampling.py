@@ -58,11 +58,13 @@ def drawn(
     if masks is not None:
         words = -(-vocabulary // 32)
         rows = [m for m in masks if m is not None]
-        extras["masks"] = torch.tensor(
-            np.stack([np.frombuffer(m.ljust(4 * words, b"\0"), np.int32) for m in rows])
-        )
         at = [rows.index(m) if m is not None else -1 for m in masks]
-        extras["mask_rows"] = torch.tensor(at, dtype=torch.int32)
+        extras["masking"] = sample_state.Masking(
+            torch.tensor(
+                np.stack([np.frombuffer(m.ljust(4 * words, b"\0"), np.int32) for m in rows])
+            ),
+            torch.tensor(at, dtype=torch.int32),
+        )
     if rare:
         words = -(-vocabulary // 32)
         breakers = [one.dry_breakers.ljust(4 * words, b"\0") for one in reversed(params)]
@@ -75,9 +77,9 @@ def drawn(
     logprobs, normalizers = torch.empty(p), torch.empty(p)
     sample.draw(
         torch.tensor(logits),
-        torch.arange(p, dtype=torch.int32),
-        order,
-        torch.tensor(positions, dtype=torch.int32),
+        sample_state.Draws(
+            torch.arange(p, dtype=torch.int32), order, torch.tensor(positions, dtype=torch.int32)
+        ),
         held,
         sample_state.Scratch.empty(p, vocabulary, CPU),
         tokens,
@@ -266,9 +268,7 @@ def test_wrong_arguments_raise_with_their_name() -> None:
     with pytest.raises(ValueError, match=r"scratch\.z"):
         sample.draw(
             torch.zeros(1, V),
-            one,
-            one,
-            one,
+            sample_state.Draws(one, one, one),
             held,
             sample_state.Scratch.empty(2, V, CPU),
             one,

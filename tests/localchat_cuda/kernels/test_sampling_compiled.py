@@ -30,7 +30,7 @@ rare = RareTensors(words(S, -(-V // 32)), words(P, V), floats(P, -(-V // 1024), 
 for extra in ({}, {"rare": rare, "known": known}):
     names.append([])
     sample.draw(
-        floats(P, V), words(P), words(P), words(P), state.SamplingTensors.empty(S, 4, META),
+        floats(P, V), state.Draws(words(P), words(P), words(P)), state.SamplingTensors.empty(S, 4, META),
         state.Scratch.empty(P, V, META), words(P), floats(P), floats(P), **extra)
 print(json.dumps(names))
 """

@@ -14,7 +14,6 @@ from localchat_cuda.config.reader import parse_config
 from localchat_cuda.load import capabilities
 from localchat_cuda.plan.memory_plan import (
     OVERHEAD_BYTES,
-    StepLimits,
     graph_bytes,
     kv_token_bytes,
     plan,
@@ -88,8 +87,8 @@ def test_tables_logits_and_graphs_are_planned_for_every_slot() -> None:
     )
     tokens, logits = 192 * 32768 * 4, 4 * 192 * CONFIG.vocabulary * 4
     assert tokens + logits <= many.compute_bytes - few.compute_bytes <= 1.05 * (tokens + logits)
-    assert many.overhead_bytes - OVERHEAD_BYTES == graph_bytes(whole, StepLimits()) == 2_820_000_000
-    limited = plan(CONFIG, [header(GB)], LoadOptions(), whole, StepLimits(gpu_bytes=8 * GB))
+    assert many.overhead_bytes - OVERHEAD_BYTES == graph_bytes(whole, None) == 2_820_000_000
+    limited = plan(CONFIG, [header(GB)], LoadOptions(gpu_limit_bytes=8 * GB), whole)
     assert limited.overhead_bytes < GB, "graphs take what the user did not allow"
 
 
@@ -101,12 +100,14 @@ def test_weights_that_do_not_fit_raise_with_advice() -> None:
     assert "llama.cpp" in found.advice[-1]
 
 
-@pytest.mark.parametrize("limits", [StepLimits(gpu_bytes=18 * GB), StepLimits(kv_bytes=GB)])
-def test_limits_are_absolute(limits: StepLimits) -> None:
-    found = plan(CONFIG, [header(15 * GB)], LoadOptions(), gpu(140 * GB, 141 * GB), limits)
+@pytest.mark.parametrize(
+    "options", [LoadOptions(gpu_limit_bytes=18 * GB), LoadOptions(kv_limit_bytes=GB)]
+)
+def test_limits_are_absolute(options: LoadOptions) -> None:
+    found = plan(CONFIG, [header(15 * GB)], options, gpu(140 * GB, 141 * GB))
     assert found.fits
-    assert found.total_bytes <= (limits.gpu_bytes or 141 * GB)
-    assert found.kv_bytes <= (limits.kv_bytes or 141 * GB)
+    assert found.total_bytes <= (options.gpu_limit_bytes or 141 * GB)
+    assert found.kv_bytes <= (options.kv_limit_bytes or 141 * GB)
     assert found.context_tokens < 32768
 
 
@@ -121,11 +122,10 @@ def test_nonsense_is_refused(options: LoadOptions) -> None:
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
 def test_a_cache_of_8_bits_holds_twice_the_tokens(name: str) -> None:
-    limits = StepLimits(kv_bytes=10 * GB)
     room = gpu(140 * GB, 141 * GB)
-    options = LoadOptions(max_slots=256)
-    plain = plan(CONFIG, [header(15 * GB)], options, room, limits)
-    found = plan(CONFIG, [header(15 * GB)], structs.replace(options, kv_type=name), room, limits)
+    options = LoadOptions(max_slots=256, kv_limit_bytes=10 * GB)
+    plain = plan(CONFIG, [header(15 * GB)], options, room)
+    found = plan(CONFIG, [header(15 * GB)], structs.replace(options, kv_type=name), room)
     assert (plain.kv_type, found.kv_type) == ("bf16", "fp8")
     assert plain.kv_types == found.kv_types == ("bf16", "fp8")
     assert kv_token_bytes(CONFIG, found.kv_type) == 2 * 28 * 4 * (128 + 1)
@@ -201,30 +201,30 @@ def test_a_context_ends_where_attention_would_be_scaled_by_the_position() -> Non
 
 
 def test_a_limit_on_the_cache_alone_is_named_if_it_forbids_the_load() -> None:
-    options = LoadOptions(context_tokens=32768, max_slots=1)
-    found = plan(CONFIG, [header(GB)], options, gpu(20 * GB), StepLimits(kv_bytes=GB))
+    options = LoadOptions(context_tokens=32768, max_slots=1, kv_limit_bytes=GB)
+    found = plan(CONFIG, [header(GB)], options, gpu(20 * GB))
     needed = kv_token_bytes(CONFIG) * 32768
     assert not found.fits and found.total_bytes < found.free_bytes
     assert "--kv-gb allows 1.0 GB" in found.missing
     flag, value = found.advice[0].partition(":")[0].split()
     assert flag == "--kv-gb" and needed <= float(value) * GB < needed + GB / 10
-    enough = StepLimits(kv_bytes=int(float(value) * GB))
-    assert plan(CONFIG, [header(GB)], options, gpu(20 * GB), enough).fits
+    enough = structs.replace(options, kv_limit_bytes=int(float(value) * GB))
+    assert plan(CONFIG, [header(GB)], enough, gpu(20 * GB)).fits
     with pytest.raises(DoesNotFit, match="it is not loaded: the KV cache"):
         demand(found, "it")
-    scarce = plan(CONFIG, [header(GB)], options, gpu(5 * GB), StepLimits(kv_bytes=GB))
+    scarce = plan(CONFIG, [header(GB)], options, gpu(5 * GB))
     assert not scarce.missing and not any("--kv-gb" in line for line in scarce.advice)
 
 
 def test_a_limit_on_the_gpu_can_be_raised_where_there_is_memory() -> None:
-    options = LoadOptions(context_tokens=2048, max_slots=1)
-    found = plan(CONFIG, [header(15 * GB)], options, gpu(23 * GB), StepLimits(gpu_bytes=10 * GB))
+    options = LoadOptions(context_tokens=2048, max_slots=1, gpu_limit_bytes=10 * GB)
+    found = plan(CONFIG, [header(15 * GB)], options, gpu(23 * GB))
     assert not found.fits and not found.missing
     flag, value = found.advice[0].partition(":")[0].split()
     assert flag == "--vram-gb"
-    enough = StepLimits(gpu_bytes=int(float(value) * GB))
-    assert plan(CONFIG, [header(15 * GB)], options, gpu(23 * GB), enough).fits
-    scarce = plan(CONFIG, [header(15 * GB)], options, gpu(12 * GB), StepLimits(gpu_bytes=10 * GB))
+    enough = structs.replace(options, gpu_limit_bytes=int(float(value) * GB))
+    assert plan(CONFIG, [header(15 * GB)], enough, gpu(23 * GB)).fits
+    scarce = plan(CONFIG, [header(15 * GB)], options, gpu(12 * GB))
     assert not any("--vram-gb" in line for line in scarce.advice)
 
 

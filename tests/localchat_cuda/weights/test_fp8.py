@@ -18,7 +18,7 @@ from localchat_cuda.plan.weight_sizes import dummy_bytes, weights_bytes
 from localchat_cuda.weights.formats.weight import concat_rows
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import RandomWeights
-from tests.support import tiny_models
+from tests.support import fp8_reference, tiny_models
 from tests.support.cuda_configs import QWEN25
 from tests.support.fp8_checkpoints import BLOCKS, LAYOUTS, compressed, save_fp8
 from tests.support.tiny_models import CPU, Tiny, tokens_of
@@ -69,7 +69,7 @@ def test_widths_that_are_no_multiple_of_128_are_read(kernels: bool, tmp_path: Pa
 
 
 def test_parts_whose_blocks_do_not_join_become_floating() -> None:
-    parts = [w8_pack.e4m3_blocks(torch.randn(n, 256)) for n in (128, 64, 64)]
+    parts = [fp8_reference.e4m3_blocks(torch.randn(n, 256)) for n in (128, 64, 64)]
     found = concat_rows(iter(parts), 256, torch.float32)
     assert isinstance(found, torch.Tensor)
     assert torch.equal(found, torch.cat([w8_pack.dense(each) for each in parts]))

@@ -53,13 +53,16 @@ class FusedShape(NamedTuple):
 
 
 @triton.jit
-def _head_halves(
-    qkv, pointer, inside, low, high, stride, bias, bias_at, norm, eps, shape: tl.constexpr
-):
-    """Sum the partial products of heads at `pointer` [N]: their columns `low` and `high` [N, D/2 and more],
-    with bias and norm.
+def _head_halves(source, row, head, inside, halves, norm, shape: tl.constexpr):
+    """Sum the partial products of heads [N] of the row at `row`, with bias and norm.
+
+    Returns their columns `halves`, two of [N, D/2 and more]. `source`: the products, and what else all heads
+    share.
     """
+    qkv, stride, bias, eps = source
+    low, high = halves
     S: tl.constexpr = shape.S
+    pointer = row + head * shape.D
     a = tl.zeros((pointer.shape[0], low.shape[0]), tl.float32)
     b = tl.zeros((pointer.shape[0], low.shape[0]), tl.float32)
     for s in tl.static_range(S):
@@ -67,7 +70,7 @@ def _head_halves(
         a += tl.load(part + low[None, :], mask=inside, other=0.0).to(tl.float32)
         b += tl.load(part + high[None, :], mask=inside, other=0.0).to(tl.float32)
     if shape.BIAS:
-        own = bias + bias_at[:, None]
+        own = bias + head[:, None] * shape.D
         a += tl.load(own + low[None, :], mask=inside, other=0.0).to(tl.float32)
         b += tl.load(own + high[None, :], mask=inside, other=0.0).to(tl.float32)
     if shape.NORM:
@@ -163,19 +166,9 @@ def _fused_kernel(
     valid = r < H // J
     head = group * (H // J) + r
     inside = valid[:, None] & half[None, :]
-    qa, qb = _head_halves(
-        qkv,
-        start * row_stride + head * D,
-        inside,
-        low,
-        high,
-        part_stride,
-        bias,
-        head * D,
-        q_norm,
-        eps,
-        shape,
-    )
+    source = (qkv, part_stride, bias, eps)
+    begin = start * row_stride
+    qa, qb = _head_halves(source, begin, head, inside, (low, high), q_norm, shape)
     rotated = (qa * cos - qb * sin).to(QUERIES)
     qb = (qb * cos + qa * sin).to(QUERIES)
     qa = rotated
@@ -195,24 +188,11 @@ def _fused_kernel(
         acc = tl.dot(weights.to(QUERIES), values.to(QUERIES))
         mass = tl.sum(weights, 1)
     if split == tl.num_programs(1) - 1:
-        first = tl.arange(0, 1)
-        offset = start * row_stride + (H + group) * D + first
-        ka, kb = _head_halves(
-            qkv,
-            offset,
-            half[None, :],
-            low,
-            high,
-            part_stride,
-            bias,
-            (H + group) * D + first,
-            k_norm,
-            eps,
-            shape,
-        )
+        own = H + group + tl.arange(0, 1)
+        ka, kb = _head_halves(source, begin, own, half[None, :], (low, high), k_norm, shape)
         key_a = (ka * cos - kb * sin).to(k.dtype.element_ty)
         key_b = (kb * cos + ka * sin).to(k.dtype.element_ty)
-        at_v = start * row_stride + (H + J + group) * D + d
+        at_v = begin + (H + J + group) * D + d
         value = tl.zeros((D_POW2,), tl.float32)
         for s in tl.static_range(S):
             value += tl.load(qkv + s * part_stride + at_v, mask=d < D, other=0.0).to(tl.float32)

@@ -29,17 +29,13 @@ from localchat_cuda.kernels.delta_net.recurrent import (
 )
 from localchat_cuda.kernels.delta_net.shapes import (
     CHUNK,
-    FLOATS,
     ChunkedPart,
     DeltaShape,
     LayerStates,
     Prepared,
     Projection,
     Source,
-    require_batch,
-    require_prepared,
-    require_projection,
-    require_states,
+    require_rule,
 )
 from localchat_cuda.kernels.launch import launch_kernel, require, tensor_or, traits
 
@@ -220,8 +216,13 @@ def apply(
     skip: torch.Tensor | None = None,
 ) -> None:
     """Update the states and fill the rows of `out` [T, H, V], like recurrent.reference."""
-    s, h, k, v = _check(prepared, projection, states, part, out)
+    s, h, k, v = require_rule(prepared, projection, states, part.batch, out, skip)
     device = out.device
+    require("chunks", part.chunks, (None, 2), (torch.int32,), device)
+    if not takes(states):
+        raise ValueError(
+            f"matrices: keys and values of {LEAST_COLUMNS} columns wanted, {k} and {v} given"
+        )
     x = prepared.x
     t = x.shape[0]
     qkvz = projection.qkvz
@@ -253,25 +254,3 @@ def apply(
         *(tensor_or(skip, sums), shape, CHUNK, stages_of(10 * major + minor)),
         num_warps=4,
     )
-
-
-def _check(
-    prepared: Prepared,
-    projection: Projection,
-    states: LayerStates,
-    part: ChunkedPart,
-    out: torch.Tensor,
-) -> tuple[int, int, int, int]:
-    """The sequences, heads, and columns of a key and of a value. Raises ValueError for other shapes."""
-    device = out.device
-    x = prepared.x
-    h, k, v = require_states(states, x)
-    if not takes(states):
-        raise ValueError(
-            f"matrices: keys and values of {LEAST_COLUMNS} columns wanted, {k} and {v} given"
-        )
-    require_prepared(prepared, h, device)
-    require_projection(projection, x.shape[0], x.shape[1], 0, device)
-    require("chunks", part.chunks, (None, 2), (torch.int32,), device)
-    require("out", out, (x.shape[0], h, v), FLOATS, device)
-    return require_batch(part.batch, device), h, k, v

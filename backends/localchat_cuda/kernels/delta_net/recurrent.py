@@ -16,19 +16,15 @@ import triton.language as tl
 
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net.shapes import (
-    FLOATS,
     TAPS,
     DeltaShape,
     LayerStates,
     Prepared,
     Projection,
     Source,
-    require_batch,
-    require_prepared,
-    require_projection,
-    require_states,
+    require_rule,
 )
-from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, release, tensor_or, traits, wait
 
 
 def reference(
@@ -210,17 +206,10 @@ def apply(
     """Change the states and fill the rows of `out`; shapes in the module docstring.
 
     `skip`: of a Mamba 2; None: a delta net."""
-    device = out.device
-    h, _, v = require_states(states, prepared.x)
+    s, h, _, v = require_rule(prepared, projection, states, batch, out, skip)
     t = prepared.x.shape[0]
-    require_prepared(prepared, h, device)
-    require_projection(projection, t, prepared.x.shape[1], 0, device)
-    s = require_batch(batch, device)
-    require("out", out, (t, h, v), FLOATS, device)
-    if skip is not None:
-        require("skip", skip, (h,), (torch.float32,), device)
     qkvz = projection.qkvz
     shape = DeltaShape.of(states, qkvz.shape[0], delta=skip is None)
-    KernelLaunch(_recurrent_kernel, (s, h, v // shape.BV), traits(device), warps=4, rows=t).run(
+    KernelLaunch(_recurrent_kernel, (s, h, v // shape.BV), traits(out.device), warps=4, rows=t).run(
         prepared, Source.of(qkvz), states, batch, out, tensor_or(skip, prepared.decay), shape
     )

@@ -172,9 +172,23 @@ def require_batch(batch: AttentionBatch, device: torch.device) -> int:
     return s
 
 
-def require_prepared(prepared: Prepared, h: int, device: torch.device) -> None:
-    """Raise ValueError unless x, decay and beta are of H heads and as many tokens."""
-    t = prepared.x.shape[0]
+def require_rule(
+    prepared: Prepared,
+    projection: Projection,
+    states: LayerStates,
+    batch: AttentionBatch,
+    out: torch.Tensor,
+    skip: torch.Tensor | None,
+) -> tuple[int, int, int, int]:
+    """Return S, and H, K and V of the states. Raises ValueError unless a rule can read all of these."""
+    t, c = prepared.x.shape
+    device = out.device
+    h, k, v = require_states(states, prepared.x)
     require("x", prepared.x, (t, None), FLOATS, device)
     require("decay", prepared.decay, (t, h), (torch.float32,), device)
     require("beta", prepared.beta, (t, h), (torch.float32,), device)
+    require_projection(projection, t, c, 0, device)
+    require("out", out, (t, h, v), FLOATS, device)
+    if skip is not None:
+        require("skip", skip, (h,), (torch.float32,), device)
+    return require_batch(batch, device), h, k, v

@@ -13,11 +13,11 @@ import torch
 from localchat_cuda.kernels.activation import clamped_reference, square_reference
 from localchat_cuda.kernels.activation import reference as gated_reference
 from localchat_cuda.kernels.experts import blocks, choice, gemm_float, gemm_int4_few, gemm_int4_many
-from localchat_cuda.kernels.experts.blocks import Product, W
-from localchat_cuda.kernels.experts.choice import FEW_ROWS, Router
+from localchat_cuda.kernels.experts.blocks import Blocks, Product
+from localchat_cuda.kernels.experts.choice import FEW_ROWS, Choices, FewRows, Router
 from localchat_cuda.kernels.int4 import e2m1
 from localchat_cuda.kernels.int4.activations import HalfRows
-from localchat_cuda.kernels.int4.pack import ROWS, W4, dense
+from localchat_cuda.kernels.int4.pack import BLOCK_K, ROWS, W4, dense
 from localchat_cuda.kernels.launch import power_of_two
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "apply_few",
     "apply_many",
     "block_rows",
+    "multiply",
     "packed_rows",
     "reference",
 ]
@@ -62,13 +63,17 @@ class Experts(NamedTuple):
         present = (bias for bias in biases if bias is not None)
         return self.router.weight, self.gate_up, self.down, *present
 
-    def first(self, gate_up: W) -> Product[W]:
-        """Return the product with `gate_up`."""
-        return Product(gate_up, self.gate_up_bias, self.limit, self.gelu, self.square)
+    @property
+    def first(self) -> Product:
+        """The product with `gate_up`."""
+        into = self.down.group if isinstance(self.down, W4) else BLOCK_K
+        activation = (self.limit, self.gelu, self.square)
+        return Product(self.gate_up, self.gate_up_bias, *activation, into)
 
-    def second(self, down: W) -> Product[W]:
-        """Return the product with `down`."""
-        return Product(down, self.down_bias)
+    @property
+    def second(self) -> Product:
+        """The product with `down`."""
+        return Product(self.down, self.down_bias)
 
     @property
     def inner(self) -> int:
@@ -132,10 +137,8 @@ def apply_few(
     Returns parts fp32 [C, T, H], of each choice its weighted result, to be added up; and the sum, which is the
     residual from now on. Up to FEW_ROWS rows.
     """
-    gate_up = experts.gate_up
-    down = experts.down
     router = experts.router
-    reader = gate_up if isinstance(gate_up, W4) else None
+    reader = experts.gate_up if isinstance(experts.gate_up, W4) else None
     rows = choice.add_few(y, residual, gain, router, eps, reader, y_bias)
     choices = rows.choices
     shape = router.choices, *residual.shape
@@ -143,14 +146,8 @@ def apply_few(
     inner = torch.empty(
         choices.ids.numel(), experts.inner, dtype=rows.x.dtype, device=residual.device
     )
-    if isinstance(gate_up, W4):
-        assert isinstance(down, W4)
-        gemm_int4_few.gate_up(rows, experts.first(gate_up), choices, inner, down.group)
-        gemm_int4_few.down(inner, experts.second(down), choices, out)
-    else:
-        assert isinstance(down, torch.Tensor)
-        gemm_float.gate_up(rows, experts.first(gate_up), choices, None, inner)
-        gemm_float.down(inner, experts.second(down), choices, None, out)
+    multiply(rows, experts.first, choices, None, inner)
+    multiply(inner, experts.second, choices, None, out)
     return out, rows.added
 
 
@@ -181,18 +178,28 @@ def apply_many(x: torch.Tensor, packed: HalfRows | None, experts: Experts) -> to
         dtype=torch.float16 if packed else x.dtype,
         device=x.device,
     )
-    gate_up = experts.gate_up
-    down = experts.down
     if packed is not None:
-        assert isinstance(gate_up, W4)
-        assert isinstance(down, W4)
-        gemm_int4_many.gate_up(
-            packed.x, experts.first(gate_up), choices, sorted_pairs, inner, down.group
-        )
-        gemm_int4_many.down(inner, experts.second(down), choices, sorted_pairs, out)
-    else:
-        assert isinstance(gate_up, torch.Tensor)
-        assert isinstance(down, torch.Tensor)
-        gemm_float.gate_up(x, experts.first(gate_up), choices, sorted_pairs, inner)
-        gemm_float.down(inner, experts.second(down), choices, sorted_pairs, out)
+        x = packed.x
+    multiply(x, experts.first, choices, sorted_pairs, inner)
+    multiply(inner, experts.second, choices, sorted_pairs, out)
     return out
+
+
+def multiply(
+    x: torch.Tensor | FewRows,
+    product: Product,
+    choices: Choices,
+    sorted_pairs: Blocks | None,
+    out: torch.Tensor,
+) -> None:
+    """Write the product of each pair into `out`; shapes in gemm_float.py.
+
+    Without `sorted_pairs`, of up to FEW_ROWS rows.
+    """
+    if isinstance(product.weight, torch.Tensor):
+        gemm_float.multiply(x, product, choices, sorted_pairs, out)
+    elif sorted_pairs is None:
+        gemm_int4_few.multiply(x, product, choices, out)
+    else:
+        assert isinstance(x, torch.Tensor)
+        gemm_int4_many.multiply(x, product, choices, sorted_pairs, out)

@@ -11,16 +11,26 @@ nothing waits for the host. Sorting pairs into padded blocks: MegaBlocks (Gale e
 fused_moe; finding each pair's place by counting is our own.
 """
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.experts.choice import FEW_ROWS, Choices
-from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, require, traits, wait
+from localchat_cuda.kernels.experts.choice import FEW_ROWS, Choices, FewRows
+from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
+from localchat_cuda.kernels.launch import (
+    KernelLaunch,
+    Traits,
+    power_of_two,
+    release,
+    require,
+    traits,
+    wait,
+)
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_HALVES = (torch.float16, torch.bfloat16)
 _CHUNKS = 1024, 4096
 """Pairs that a program looks at together, in small and in large blocks."""
 _LARGE_BLOCK = 64
@@ -28,19 +38,53 @@ _LARGE_BLOCK = 64
 prepared step has."""
 
 
-W = TypeVar("W")
-
-
-class Product(NamedTuple, Generic[W]):
+class Product(NamedTuple):
     """Weights of all experts for one product, and the activation of its results."""
 
-    weight: W
+    weight: torch.Tensor | W4
     bias: torch.Tensor | None = None
     limit: float = 0.0
     """Bound of gate and up, whose activation is then activation.gated's. 0: SiLU."""
     gelu: bool = False
     square: bool = False
     """The last two as in Experts."""
+    into: int = BLOCK_K
+    """Group of the int4 weight that reads the result of gate and up."""
+
+
+class PairConstants(NamedTuple):
+    """Constants of a kernel that multiplies pairs. For the letters see choice.py and gemm_float.py.
+
+    Size: one argument carries all constants of a launch.
+    """
+
+    C: int
+    N: int
+    """Features of an expert, of gate and of up."""
+    F: int
+    """Features of the result."""
+    K: int
+    M: int
+    """Rows of a block."""
+    P_POW2: int
+    """Argument of expert_rows."""
+    GATED: bool
+    BIASED: bool
+    LIMIT: float
+    GELU: bool
+    SQUARE: bool
+    SPLITS: int
+    WIDTH: int
+    """Columns of `squares`, and of x before padding."""
+    GROUP: int
+    """Columns that share a scale of int4 weights: 32, 64 or 128."""
+    E2M1: bool
+    INTO: int
+    """GROUP of the weight that reads the result of gate and up."""
+    ASM: bool
+    """Use inline PTX, or its twin in plain Triton."""
+    tile: Any
+    """The kernel's launch configuration."""
 
 
 class Blocks(NamedTuple):
@@ -144,21 +188,6 @@ def expert_rows(ids, slots, owners, block, P, m, M: tl.constexpr, P_POW2: tl.con
     return expert, pairs, inside
 
 
-def check_choices(choices: Choices, blocks: Blocks | None, device: torch.device) -> None:
-    """Raise ValueError unless the kernels can read the choices, unsorted ones of few rows alone."""
-    t, c = choices.ids.shape
-    require("ids", choices.ids, (t, c), (torch.int32,), device)
-    require("weights", choices.weights, (t, c), (torch.float32,), device)
-    if blocks is None and not 1 <= t <= FEW_ROWS:
-        raise ValueError(f"ids: 1 to {FEW_ROWS} rows wanted without blocks, {t} given")
-
-
-def check_bias(bias: torch.Tensor | None, rows: int, device: torch.device) -> None:
-    """Raise ValueError unless the kernels can read the bias for `rows` rows."""
-    if bias is not None:
-        require("bias", bias, (rows,), _FLOATS, device)
-
-
 def grid_blocks(choices: Choices, blocks: Blocks | None) -> int:
     """Return the blocks of the grid."""
     if blocks is None:
@@ -166,10 +195,80 @@ def grid_blocks(choices: Choices, blocks: Blocks | None) -> int:
     return blocks.owners.shape[0]
 
 
-def pairs_class(choices: Choices, blocks: Blocks | None) -> int:
-    """Return P_POW2 of choice.expert_rows."""
-    if blocks is not None:
-        return 0
-    if choices.ids.shape[0] == 1:
-        return 1
-    return power_of_two(choices.ids.numel())
+def constants(
+    gpu: Traits,
+    x: torch.Tensor | FewRows,
+    product: Product,
+    choices: Choices,
+    blocks: Blocks | None,
+    out: torch.Tensor,
+    rows: int,
+    tile: Any,  # noqa: ANN401 (each kernel has a type of its own)
+    outs: tuple[torch.dtype, ...] = (torch.float32,),
+) -> PairConstants:
+    """Check the arguments of a product, and return its constants.
+
+    `out` [P, F] is of gate and up, [C, T, H] of down and in one of the types `outs`; `rows`: M. Unsorted
+    choices may be of few rows alone.
+    """
+    weight, bias, limit, gelu, square, into = product
+    splits = 0
+    width = 1
+    if isinstance(x, FewRows):
+        splits = x.squares.shape[1]
+        width = x.width
+        x = x.x
+    t, c = choices.ids.shape
+    device = x.device
+    gated = out.dim() == 2
+    pairs: int | None = t * c
+    if gated:
+        pairs = None
+    if isinstance(weight, W4):
+        stored, k, group, e2m1 = weight.features_out, weight.features_in, weight.group, weight.e2m1
+        require("x", x, (pairs, k), (torch.float16,), device)
+    else:
+        (stored, k), group, e2m1 = weight.shape, 0, False
+        require("x", x, (pairs, k), _HALVES, device)
+        require("weight", weight, (stored, k), (x.dtype,), device)
+    require("ids", choices.ids, (t, c), (torch.int32,), device)
+    require("weights", choices.weights, (t, c), (torch.float32,), device)
+    if blocks is None and not 1 <= t <= FEW_ROWS:
+        raise ValueError(f"ids: 1 to {FEW_ROWS} rows wanted without blocks, {t} given")
+    if bias is not None:
+        require("bias", bias, (stored,), _FLOATS, device)
+    if gated:
+        require("out", out, (t * c, None), (x.dtype,), device)
+    else:
+        require("out", out, (c, t, None), outs, device)
+    features = out.shape[-1]
+    n = features
+    if gated and not square:
+        n *= 2
+    if stored % n:
+        raise ValueError(f"weight: experts of {n} features wanted, {stored} given")
+    classes = 0
+    if blocks is None and t == 1:
+        classes = 1
+    elif blocks is None:
+        classes = power_of_two(t * c)
+    return PairConstants(
+        C=c,
+        N=n,
+        F=features,
+        K=k,
+        M=rows,
+        P_POW2=classes,
+        GATED=gated,
+        BIASED=bias is not None,
+        LIMIT=limit,
+        GELU=gelu,
+        SQUARE=square,
+        SPLITS=splits,
+        WIDTH=width,
+        GROUP=group,
+        E2M1=e2m1,
+        INTO=into,
+        ASM=gpu.asm,
+        tile=tile,
+    )

@@ -476,15 +476,15 @@ def add_few(
 
 
 def few_arguments(
-    rows: FewRows | None, unused: torch.Tensor
-) -> tuple[torch.Tensor, float, int, int]:
-    """Return squares, eps, SPLITS and WIDTH for the kernels of gate_up.
+    x: torch.Tensor | FewRows, unused: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Return x, squares and eps for the kernels of products.
 
-    Without few rows (None) no kernel reads the tensor `unused`.
+    Without few rows no kernel reads the tensor `unused`.
     """
-    if rows is None:
-        return unused, 0.0, 0, 1
-    return rows.squares, rows.eps, rows.squares.shape[1], rows.width
+    if isinstance(x, FewRows):
+        return x.x, x.squares, x.eps
+    return x, unused, 0.0
 
 
 def _few_splits(k: int) -> int:

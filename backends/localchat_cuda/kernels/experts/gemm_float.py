@@ -24,11 +24,9 @@ from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.experts.blocks import (
     Blocks,
     Product,
-    check_bias,
-    check_choices,
+    constants,
     expert_rows,
     grid_blocks,
-    pairs_class,
 )
 from localchat_cuda.kernels.experts.choice import Choices, FewRows, few_arguments, inverse_rms
 from localchat_cuda.kernels.launch import (
@@ -36,13 +34,10 @@ from localchat_cuda.kernels.launch import (
     cdiv,
     power_of_two,
     release,
-    require,
     tensor_or,
     traits,
     wait,
 )
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 class FloatTile(NamedTuple):
@@ -50,34 +45,9 @@ class FloatTile(NamedTuple):
 
     features: int
     run: int
+    """Columns of a step."""
     warps: int
     stages: int
-
-
-class FloatPairs(NamedTuple):
-    """Constants of the kernel. For the letters see choice.py and the module docstring."""
-
-    C: int
-    N: int
-    """Features of an expert, of gate and of up."""
-    F: int
-    """Features of the result."""
-    K: int
-    M: int
-    """Rows of a block."""
-    P_POW2: int
-    """Argument of blocks.expert_rows."""
-    tile: FloatTile
-    RUN: int
-    """Columns of a step."""
-    GATED: bool
-    BIASED: bool
-    LIMIT: float
-    GELU: bool
-    SQUARE: bool
-    SPLITS: int
-    WIDTH: int
-    """Columns of `squares`, and of x before padding."""
 
 
 @triton.jit(do_not_specialize=["P", "T"])
@@ -101,6 +71,7 @@ def _float_kernel(
     K: tl.constexpr = shape.K
     TWO: tl.constexpr = shape.GATED and not shape.SQUARE
     BN: tl.constexpr = shape.tile.features
+    RUN: tl.constexpr = shape.tile.run
     release(PDL)
     wait(PDL)
     m = tl.arange(0, M)
@@ -109,15 +80,15 @@ def _float_kernel(
         return
     F: tl.constexpr = shape.F
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    k = tl.arange(0, shape.RUN)
+    k = tl.arange(0, RUN)
     rows = pairs // shape.C if shape.GATED else pairs
     xs = x + rows[None, :].to(tl.int64) * K
     ws = weight + expert.to(tl.int64) * (shape.N * K) + tl.minimum(n, F - 1)[:, None] * K
     acc = tl.zeros((BN, M), tl.float32)
     up = tl.zeros((BN, M), tl.float32)
-    for c in tl.range(0, K, shape.RUN, num_stages=shape.tile.stages):
+    for c in tl.range(0, K, RUN, num_stages=shape.tile.stages):
         offsets = c + k
-        if K % shape.RUN == 0:
+        if K % RUN == 0:
             columns = tl.load(xs + offsets[:, None])
             acc = tl.dot(tl.load(ws + offsets[None, :]), columns, acc)
             if TWO:
@@ -158,88 +129,32 @@ def _float_kernel(
     tl.store(out + offsets, acc.to(out.dtype.element_ty), mask=inside[None, :] & (n < F)[:, None])
 
 
-def tile_for(*, gated: bool) -> FloatTile:
-    """Choose the tile: of ten the fastest on an H200, with blocks of 16 and of 64 rows."""
+def tile_for(k: int, *, gated: bool) -> FloatTile:
+    """Choose the tile for K columns: of ten the fastest on an H200, with blocks of 16 and of 64 rows."""
+    run = min(64, power_of_two(k))
     if gated:
-        return FloatTile(64, 64, 4, 4)
-    return FloatTile(128, 64, 8, 4)
+        return FloatTile(64, run, 4, 4)
+    return FloatTile(128, run, 8, 4)
 
 
-def gate_up(
+def multiply(
     x: torch.Tensor | FewRows,
-    product: Product[torch.Tensor],
+    product: Product,
     choices: Choices,
     blocks: Blocks | None,
     out: torch.Tensor,
-    tile: FloatTile | None = None,
 ) -> None:
-    """Write silu(gate) * up of every pair into `out` [P, F]."""
-    rows = x if isinstance(x, FewRows) else None
-    values = x.x if isinstance(x, FewRows) else x
-    require("out", out, (choices.ids.numel(), None), (values.dtype,), values.device)
-    n = (2 - product.square) * out.shape[1]
-    few = few_arguments(rows, out)
-    _launch(values, product, choices, blocks, out, n, tile, few, gated=True)
-
-
-def down(
-    x: torch.Tensor,
-    product: Product[torch.Tensor],
-    choices: Choices,
-    blocks: Blocks | None,
-    out: torch.Tensor,
-    tile: FloatTile | None = None,
-) -> None:
-    """Write the weighted products into `out` [C, T, H]."""
+    """Write the product of each pair into `out`; shapes in the module docstring."""
+    values, squares, eps = few_arguments(x, out)
+    rows = 16 if blocks is None else blocks.rows
+    tile = tile_for(values.shape[1], gated=out.dim() == 2)
+    outs = (torch.float32, values.dtype)
+    gpu = traits(out.device)
+    shape = constants(gpu, x, product, choices, blocks, out, rows, tile, outs)
     t, c = choices.ids.shape
-    require("out", out, (c, t, None), (torch.float32, x.dtype), x.device)
-    require("x", x, (c * t, None), _HALVES, x.device)
-    few = few_arguments(None, out)
-    _launch(x, product, choices, blocks, out, out.shape[2], tile, few, gated=False)
-
-
-def _launch(
-    x: torch.Tensor,
-    product: Product[torch.Tensor],
-    choices: Choices,
-    blocks: Blocks | None,
-    out: torch.Tensor,
-    n: int,
-    tile: FloatTile | None,
-    few: tuple[torch.Tensor, float, int, int],
-    *,
-    gated: bool,
-) -> None:
-    (t, c), k, device = choices.ids.shape, x.shape[1], x.device
-    weight, bias, limit, gelu, square = product
-    require("x", x, (None, k), _HALVES, device)
-    require("weight", weight, (None, k), (x.dtype,), device)
-    check_choices(choices, blocks, device)
-    check_bias(bias, weight.shape[0], device)
-    m = 16 if blocks is None else blocks.rows
-    tile = tile or tile_for(gated=gated)
-    features = n // (1 + (gated and not square))
-    grid = (cdiv(features, tile.features), grid_blocks(choices, blocks))
-    squares, eps, splits, width = few
-    shape = FloatPairs(
-        C=c,
-        N=n,
-        F=features,
-        K=k,
-        M=m,
-        P_POW2=pairs_class(choices, blocks),
-        tile=tile,
-        RUN=min(tile.run, power_of_two(k)),
-        GATED=gated,
-        BIASED=bias is not None,
-        LIMIT=limit,
-        GELU=gelu,
-        SQUARE=square,
-        SPLITS=splits,
-        WIDTH=width,
-    )
+    grid = (cdiv(shape.F, tile.features), grid_blocks(choices, blocks))
     sorted_pairs = (choices.ids, choices.ids) if blocks is None else (blocks.slots, blocks.owners)
-    KernelLaunch(_float_kernel, grid, traits(device), warps=tile.warps).run(
-        *(x, weight, tensor_or(bias, choices.weights), choices.ids, *sorted_pairs),
-        *(choices.weights, out, squares, eps, t * c, t, shape),
+    KernelLaunch(_float_kernel, grid, gpu, warps=tile.warps).run(
+        *(values, product.weight, tensor_or(product.bias, choices.weights), choices.ids),
+        *(*sorted_pairs, choices.weights, out, squares, eps, t * c, t, shape),
     )

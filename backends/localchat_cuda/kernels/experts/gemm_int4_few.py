@@ -16,9 +16,9 @@ sums. Scale and zero are applied once per group, sums are fp32. Unpacking as in 
 e2m1 codes have neither offset nor zero.
 
 Columns of their own: of the eight columns of an `mma`, 1 to 4 rows would leave some that repeat products and
-the scale work of others. For e2m1, R = 2 (1 and 2 rows) or 4 (3 and 4), the groups of a column block have them
-instead: an operand holds x of group d in the columns d * R to (d + 1) * R and zeros elsewhere, the products of
-8 / R groups go to one accumulator, each lane scales one group, and the columns are summed at the end. R = 8:
+the scale work of others. For e2m1, M = 2 (1 and 2 rows) or 4 (3 and 4), the groups of a column block have them
+instead: an operand holds x of group d in the columns d * M to (d + 1) * M and zeros elsewhere, the products of
+8 / M groups go to one accumulator, each lane scales one group, and the columns are summed at the end. M = 8:
 every group in turn, for all rows.
 """
 # mypy: disable-error-code="assignment, var-annotated"
@@ -32,18 +32,13 @@ import triton.language as tl
 
 from localchat_cuda.kernels.activation import gated as apply_gate
 from localchat_cuda.kernels.activation import to_half
-from localchat_cuda.kernels.experts.blocks import (
-    Product,
-    check_bias,
-    check_choices,
-    expert_rows,
-    pairs_class,
-)
+from localchat_cuda.kernels.experts.blocks import Product, constants, expert_rows
 from localchat_cuda.kernels.experts.choice import Choices, FewRows, few_arguments, inverse_rms
 from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.e2m1 import float_halves, group_scale
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.tile_ops import (
+    by_feature,
     halves,
     load_block,
     load_columns,
@@ -52,7 +47,7 @@ from localchat_cuda.kernels.int4.tile_ops import (
     side_zero,
     zero_of,
 )
-from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
+from localchat_cuda.kernels.launch import KernelLaunch, release, tensor_or, traits, wait
 
 
 class FewTile(NamedTuple):
@@ -66,40 +61,6 @@ class FewTile(NamedTuple):
     """Row blocks of a program, of gate and of up."""
     registers: int = 0
     """Register limit for the compiler; 0: none."""
-
-
-class FewPairs(NamedTuple):
-    """Constants of the kernel. For the letters see choice.py and the module docstring.
-
-    Size: one argument carries all constants of a launch.
-    """
-
-    C: int
-    N: int
-    """Features of an expert, of gate and of up."""
-    F: int
-    """Features of the result."""
-    K: int
-    GROUP: int
-    """Columns that share a scale: 32, 64 or 128."""
-    E2M1: bool
-    tile: FewTile
-    TILES: int
-    """Row blocks of a program, of gate and then of up."""
-    R: int
-    """Rows with columns of their own; 8: all rows take every group in turn."""
-    P_POW2: int
-    """Argument of blocks.expert_rows."""
-    GATED: bool
-    BIASED: bool
-    LIMIT: float
-    INTO: int
-    """GROUP of the weight that reads the result of gate and up."""
-    SPLITS: int
-    WIDTH: int
-    """Columns of `squares`, and of x before padding."""
-    ASM: bool
-    """Use inline PTX, or its twin in plain Triton."""
 
 
 @triton.jit
@@ -146,15 +107,6 @@ def _load_x(x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr):
 
 
 @triton.jit
-def _column(v, WARPS: tl.constexpr):
-    """Let v [16] or [WARPS, 16] be broadcast over columns."""
-    if WARPS == 1:
-        return v[:, None]
-    else:
-        return v[:, :, None]
-
-
-@triton.jit
 def _row(v, WARPS: tl.constexpr):
     """Let v [8] be broadcast over features, of all warps."""
     if WARPS == 1:
@@ -168,8 +120,8 @@ def _add_group(sums, a, b, xs, index: tl.constexpr, scale, zero, few: tl.constex
     """Add the products of a group of codes to the sums of all rows. `zero` includes the codes' offset."""
     acc = tl.dot(b, xs[3 * index + 1], tl.dot(a, xs[3 * index]))
     if not few.E2M1:
-        acc -= _column(zero, few.tile.warps) * xs[3 * index + 2]
-    return sums + _column(scale, few.tile.warps) * acc
+        acc -= by_feature(zero, few.tile.warps) * xs[3 * index + 2]
+    return sums + by_feature(scale, few.tile.warps) * acc
 
 
 @triton.jit
@@ -217,8 +169,8 @@ def _multiply(sums, ws, ss, xs, few: tl.constexpr, DEPTH: tl.constexpr, SKIP: tl
 
 @triton.jit
 def _own(x, d: tl.constexpr, few: tl.constexpr):
-    """Zero the operand x outside columns d * R to (d + 1) * R."""
-    there = tl.where(tl.arange(0, 8) // few.R == d, -1, 0).to(tl.int16).to(tl.float16, bitcast=True)
+    """Zero the operand x outside columns d * M to (d + 1) * M."""
+    there = tl.where(tl.arange(0, 8) // few.M == d, -1, 0).to(tl.int16).to(tl.float16, bitcast=True)
     there = _row(there, few.tile.warps)
     if few.ASM:
         return tl.inline_asm_elementwise(
@@ -236,14 +188,14 @@ def _own(x, d: tl.constexpr, few: tl.constexpr):
 
 @triton.jit
 def _load_x_apart(x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr):
-    """Load x of DEPTH chunks: of each, two of all four groups (R = 2), or two of groups 0 and 2 and two
-    of groups 1 and 3 (R = 4), as a word of codes has them."""
+    """Load x of DEPTH chunks: of each, two of all four groups (M = 2), or two of groups 0 and 2 and two
+    of groups 1 and 3 (M = 4), as a word of codes has them."""
     WARPS: tl.constexpr = few.tile.warps
-    d = tl.arange(0, 8) // few.R
-    rows += d // 2 * 64 + d % 2 * 4 if few.R == 2 else d * 64
+    d = tl.arange(0, 8) // few.M
+    rows += d // 2 * 64 + d % 2 * 4 if few.M == 2 else d * 64
     result = ()
     for c in tl.static_range(DEPTH):
-        for h in tl.static_range(few.R // 2):
+        for h in tl.static_range(few.M // 2):
             pointer = x + (group + c * WARPS) * 128 + h * 4
             result = result + (
                 load_columns(pointer, rows, WARPS, 2, True),
@@ -267,23 +219,23 @@ def _add_word(acc, codes, xa, xb, low: tl.constexpr, high: tl.constexpr, few: tl
 
 @triton.jit
 def _multiply_apart(sums, ws, ss, xs, few: tl.constexpr, DEPTH: tl.constexpr, SKIP: tl.constexpr):
-    """Multiply e2m1 codes for R rows, 2 or 4, with separate columns for 8 / R groups."""
-    R: tl.constexpr = few.R
+    """Multiply e2m1 codes for M rows, 2 or 4, with separate columns for 8 / M groups."""
+    M: tl.constexpr = few.M
     WARPS: tl.constexpr = few.tile.warps
     for c in tl.static_range(DEPTH):
-        sides = _column(ss[c], WARPS)
-        s = _row(tl.arange(0, 8) // R * (R // 2), WARPS)
+        sides = by_feature(ss[c], WARPS)
+        s = _row(tl.arange(0, 8) // M * (M // 2), WARPS)
         acc = tl.zeros_like(sums)
         for h in tl.static_range(2):
-            # h and h + 2 are the groups of this word; at R = 4 the only ones of its operands
-            xa = xs[c * R + (R - 2) * h]
-            xb = xs[c * R + (R - 2) * h + 1]
-            if R == 2:
+            # h and h + 2 are the groups of this word; at M = 4 the only ones of its operands
+            xa = xs[c * M + (M - 2) * h]
+            xb = xs[c * M + (M - 2) * h + 1]
+            if M == 2:
                 acc = _add_word(acc, ws[2 * c + h], xa, xb, h, h + 2, few)
             else:
                 acc = _add_word(acc, ws[2 * c + h], xa, xb, 0, 1, few)
-            if R == 4 or h == 1:
-                scale = group_scale(sides, s + (h if R == 4 else 0), few.ASM)
+            if M == 4 or h == 1:
+                scale = group_scale(sides, s + (h if M == 4 else 0), few.ASM)
                 if SKIP > 0:
                     scale = tl.where((tl.arange(0, WARPS) >= SKIP)[:, None, None], scale, 0.0)
                 sums += scale * acc
@@ -303,7 +255,7 @@ def _step(
 @triton.jit
 def _load_tiles(weight, block, group, few: tl.constexpr, DEPTH: tl.constexpr):
     BLOCKS: tl.constexpr = few.tile.blocks
-    TILES: tl.constexpr = few.TILES
+    TILES: tl.constexpr = few.tile.blocks * (1 + few.GATED)
     codes, scale_zeros = weight
     ws = ()
     ss = ()
@@ -319,14 +271,14 @@ def _load_tiles(weight, block, group, few: tl.constexpr, DEPTH: tl.constexpr):
 def _multiply_tiles(
     sums, ws, ss, x, rows, group, few: tl.constexpr, DEPTH: tl.constexpr, SKIP: tl.constexpr
 ):
-    TILES: tl.constexpr = few.TILES
-    if few.R < 8:
+    TILES: tl.constexpr = few.tile.blocks * (1 + few.GATED)
+    if few.M < 8:
         xs = _load_x_apart(x, rows, group, few, DEPTH)
     else:
         xs = _load_x(x, rows, group, few, DEPTH)
     grown = ()
     for r in tl.static_range(TILES):
-        if few.R < 8:
+        if few.M < 8:
             grown = grown + (_multiply_apart(sums[r], ws[r], ss[r], xs, few, DEPTH, SKIP),)
         else:
             grown = grown + (_multiply(sums[r], ws[r], ss[r], xs, few, DEPTH, SKIP),)
@@ -335,12 +287,12 @@ def _multiply_tiles(
 
 @triton.jit
 def _total(v, few: tl.constexpr):
-    """The sum of all warps, and of the groups that have columns of their own: [16, 8] or [16, R]."""
-    R: tl.constexpr = few.R
+    """The sum of all warps, and of the groups that have columns of their own: [16, 8] or [16, M]."""
+    M: tl.constexpr = few.M
     if few.tile.warps > 1:
         v = tl.sum(v, 0)
-    if R < 8:
-        v = tl.sum(tl.reshape(v, (16, 8 // R, R)), 1)
+    if M < 8:
+        v = tl.sum(tl.reshape(v, (16, 8 // M, M)), 1)
     if few.E2M1:
         v = v * 16384.0  # float_halves gives 2^-14 of the values
     return v
@@ -364,7 +316,7 @@ def _few_kernel(
     BLOCKS: tl.constexpr = few.tile.blocks
     WARPS: tl.constexpr = few.tile.warps
     DEPTH: tl.constexpr = few.tile.depth
-    TILES: tl.constexpr = few.TILES
+    TILES: tl.constexpr = few.tile.blocks * (1 + few.GATED)
     G: tl.constexpr = few.K // 128
     CHUNKS: tl.constexpr = G // WARPS
     S: tl.constexpr = 128 // few.GROUP
@@ -374,7 +326,7 @@ def _few_kernel(
         # immediately.
         wait(PDL)
     release(PDL)
-    m = tl.arange(0, 8) % few.R
+    m = tl.arange(0, 8) % few.M
     pair = tl.program_id(1)
     ids = choices.ids
     expert, pairs, inside = expert_rows(ids, ids, ids, pair, P, m, 8, few.P_POW2)
@@ -404,8 +356,8 @@ def _few_kernel(
         # The last column blocks are fewer than warps: the first warps take some again, which are in the
         # cache, and leave them out of the sum.
         sums = _step(sums, x, weight, rows, block, G - WARPS, few, 1, WARPS - G % WARPS)
-    if few.R < 8:
-        m = tl.arange(0, few.R)
+    if few.M < 8:
+        m = tl.arange(0, few.M)
         _, pairs, inside = expert_rows(ids, ids, ids, pair, P, m, 8, few.P_POW2)
     n = tl.arange(0, 16)
     for r in tl.static_range(BLOCKS):
@@ -461,88 +413,38 @@ def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> Fe
     return FewTile(warps, min(depth, groups // warps), blocks, registers)
 
 
-def gate_up(
-    rows: FewRows,
-    product: Product[W4],
-    choices: Choices,
-    out: torch.Tensor,
-    into: int = BLOCK_K,
-    tile: FewTile | None = None,
-) -> None:
-    """Write silu(gate) * up of every pair to `out` [P, F], for a weight in groups of `into`."""
-    require("out", out, (choices.ids.numel(), None), (torch.float16,), rows.x.device)
-    _launch(rows.x, product, choices, out, 2 * out.shape[1], into, tile, rows)
-
-
-def down(
-    x: torch.Tensor,
-    product: Product[W4],
+def multiply(
+    x: torch.Tensor | FewRows,
+    product: Product,
     choices: Choices,
     out: torch.Tensor,
     tile: FewTile | None = None,
 ) -> None:
-    """Write the weighted products into `out` [C, T, H]."""
-    t, c = choices.ids.shape
-    require("out", out, (c, t, None), (torch.float32,), x.device)
-    require("x", x, (c * t, None), (torch.float16,), x.device)
-    _launch(x, product, choices, out, out.shape[2], BLOCK_K, tile, None)
-
-
-def _launch(
-    x: torch.Tensor,
-    product: Product[W4],
-    choices: Choices,
-    out: torch.Tensor,
-    n: int,
-    into: int,
-    tile: FewTile | None,
-    rows: FewRows | None,
-) -> None:
+    """Write the product of each pair into `out`; shapes in the module docstring."""
     weight = product.weight
-    bias = product.bias
-    (t, c), k, device, gated = choices.ids.shape, weight.features_in, x.device, rows is not None
-    require("x", x, (None, k), (torch.float16,), device)
-    check_choices(choices, None, device)
-    check_bias(bias, weight.features_out, device)
-    features = n // (1 + gated)
-    gpu = traits(device)
-    tile = tile or tile_for(t, features, k, gated=gated, e2m1=weight.e2m1)
-    if weight.features_out % n or features % (16 * tile.blocks):
-        raise ValueError(
-            f"weight: experts of {n} features in {16 * tile.blocks}s wanted, {weight.features_out} given"
-        )
-    if k // BLOCK_K < tile.warps * tile.depth:
-        raise ValueError(f"tile: {tile} does not fit into {k} columns")
-    own = 8
+    assert isinstance(weight, W4)
+    t, c = choices.ids.shape
+    rows = 8
     if weight.e2m1 and t <= 4:
-        own = 4 if t > 2 else 2
-    squares, eps, splits, width = few_arguments(rows, out)
-    few = FewPairs(
-        C=c,
-        N=n,
-        F=features,
-        K=k,
-        GROUP=weight.group,
-        E2M1=weight.e2m1,
-        tile=tile,
-        TILES=tile.blocks * (1 + gated),
-        R=own,
-        P_POW2=pairs_class(choices, None),
-        GATED=gated,
-        BIASED=bias is not None,
-        LIMIT=product.limit,
-        INTO=into,
-        SPLITS=splits,
-        WIDTH=width,
-        ASM=gpu.asm,
-    )
+        rows = 4 if t > 2 else 2
+    if tile is None:
+        gated = out.dim() == 2
+        k = weight.features_in
+        tile = tile_for(t, out.shape[-1], k, gated=gated, e2m1=weight.e2m1)
+    gpu = traits(out.device)
+    few = constants(gpu, x, product, choices, None, out, rows, tile)
+    if few.F % (16 * tile.blocks):
+        raise ValueError(f"out: features in {16 * tile.blocks}s wanted, {few.F} given")
+    if tile.warps * tile.depth > few.K // BLOCK_K:
+        raise ValueError(f"tile: {tile} does not fit into {few.K} columns")
+    values, squares, eps = few_arguments(x, out)
     tensors = (
-        x,
+        values,
         weight.codes.view(torch.int16),
         weight.scale_zeros,
-        tensor_or(bias, choices.weights),
+        tensor_or(product.bias, choices.weights),
     )
-    grid = (features // (16 * tile.blocks), t * c)
+    grid = (few.F // (16 * tile.blocks), t * c)
     KernelLaunch(_few_kernel, grid, gpu, tile.warps, tile.registers, rows=t).run(
         *tensors, choices, out, squares, eps, t * c, t, few
     )

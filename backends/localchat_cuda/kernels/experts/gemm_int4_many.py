@@ -18,19 +18,15 @@ import triton.language as tl
 
 from localchat_cuda.kernels.activation import gated as apply_gate
 from localchat_cuda.kernels.activation import to_half
-from localchat_cuda.kernels.experts.blocks import (
-    Blocks,
-    Product,
-    check_bias,
-    check_choices,
-    expert_rows,
-)
+from localchat_cuda.kernels.experts.blocks import Blocks, Product, constants, expert_rows
 from localchat_cuda.kernels.experts.choice import Choices
 from localchat_cuda.kernels.int4.activations import packed_cell
 from localchat_cuda.kernels.int4.e2m1 import scaled_floats
 from localchat_cuda.kernels.int4.gemm_tiled import landed, load_words, scaled_block, scaled_groups
-from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
-from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
+from localchat_cuda.kernels.int4.pack import W4
+from localchat_cuda.kernels.launch import KernelLaunch, release, tensor_or, traits, wait
+
+_OUTS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class ManyTile(NamedTuple):
@@ -40,29 +36,6 @@ class ManyTile(NamedTuple):
     """Row blocks of a warp; of gate_up even, half of them of gate."""
     warps: int
     stages: int
-
-
-class ManyPairs(NamedTuple):
-    """Constants of the kernel. For the letters see choice.py and the module docstring."""
-
-    C: int
-    N: int
-    """Features of an expert, of gate and of up."""
-    F: int
-    """Features of the result."""
-    K: int
-    GROUP: int
-    """Columns that share a scale: 32, 64 or 128."""
-    E2M1: bool
-    rows: int
-    """Rows of a block."""
-    tile: ManyTile
-    GATED: bool
-    BIASED: bool
-    LIMIT: float
-    INTO: int
-    """GROUP of the weight that reads the result of gate and up."""
-    ASM: bool
 
 
 @triton.jit(do_not_specialize=["P", "T"])
@@ -80,7 +53,7 @@ def _many_kernel(
     many: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    ROWS: tl.constexpr = many.rows
+    ROWS: tl.constexpr = many.M
     BLOCKS: tl.constexpr = many.tile.blocks
     WARPS: tl.constexpr = many.tile.warps
     G: tl.constexpr = many.K // 128
@@ -162,80 +135,30 @@ def tile_for(rows: int, features: int, *, gated: bool) -> ManyTile:
     return ManyTile(blocks, 4, 4 if gated and rows <= 32 else 3)
 
 
-def gate_up(
+def multiply(
     x: torch.Tensor,
-    product: Product[W4],
+    product: Product,
     choices: Choices,
     blocks: Blocks,
     out: torch.Tensor,
-    into: int = BLOCK_K,
-    tile: ManyTile | None = None,
 ) -> None:
-    """Write silu(gate) * up of every pair to `out` [P, F], for a weight in groups of `into`."""
-    require("out", out, (choices.ids.numel(), None), (torch.float16,), x.device)
-    _launch(x, product, choices, blocks, out, 2 * out.shape[1], into, tile, gated=True)
-
-
-def down(
-    x: torch.Tensor,
-    product: Product[W4],
-    choices: Choices,
-    blocks: Blocks,
-    out: torch.Tensor,
-    tile: ManyTile | None = None,
-) -> None:
-    """Write the weighted products into `out` [C, T, H]."""
-    t, c = choices.ids.shape
-    require("out", out, (c, t, None), (torch.float32, torch.float16, torch.bfloat16), x.device)
-    require("x", x, (c * t, None), (torch.float16,), x.device)
-    _launch(x, product, choices, blocks, out, out.shape[2], BLOCK_K, tile, gated=False)
-
-
-def _launch(
-    x: torch.Tensor,
-    product: Product[W4],
-    choices: Choices,
-    blocks: Blocks,
-    out: torch.Tensor,
-    n: int,
-    into: int,
-    tile: ManyTile | None,
-    *,
-    gated: bool,
-) -> None:
+    """Write the product of each pair into `out`; shapes in the module docstring."""
     weight = product.weight
-    bias = product.bias
-    (t, c), k, device = choices.ids.shape, weight.features_in, x.device
-    require("x", x, (None, k), (torch.float16,), device)
-    check_choices(choices, blocks, device)
-    check_bias(bias, weight.features_out, device)
-    features = n // (1 + gated)
-    gpu = traits(device)
-    tile = tile or tile_for(blocks.rows, features, gated=gated)
-    own = 16 * tile.warps * tile.blocks // (1 + gated)
-    if weight.features_out % n or features % own or (gated and tile.blocks % 2):
-        raise ValueError(f"tile: {tile} does not divide experts of {features} features")
-    many = ManyPairs(
-        C=c,
-        N=n,
-        F=features,
-        K=k,
-        GROUP=weight.group,
-        E2M1=weight.e2m1,
-        rows=blocks.rows,
-        tile=tile,
-        GATED=gated,
-        BIASED=bias is not None,
-        LIMIT=product.limit,
-        INTO=into,
-        ASM=gpu.asm,
-    )
+    assert isinstance(weight, W4)
+    tile = tile_for(blocks.rows, out.shape[-1], gated=out.dim() == 2)
+    gpu = traits(out.device)
+    many = constants(gpu, x, product, choices, blocks, out, blocks.rows, tile, _OUTS)
+    own = 16 * tile.warps * tile.blocks // (1 + many.GATED)
+    if many.F % own:
+        raise ValueError(f"out: features in {own}s wanted, {many.F} given")
     tensors = (
         x,
         weight.codes.view(torch.int16),
         weight.scale_zeros,
-        tensor_or(bias, choices.weights),
+        tensor_or(product.bias, choices.weights),
     )
-    KernelLaunch(
-        _many_kernel, (features // own, blocks.owners.shape[0]), gpu, warps=tile.warps
-    ).run(*tensors, blocks.slots, blocks.owners, choices.weights, out, t * c, t, many)
+    t, c = choices.ids.shape
+    grid = (many.F // own, blocks.owners.shape[0])
+    KernelLaunch(_many_kernel, grid, gpu, warps=tile.warps).run(
+        *tensors, blocks.slots, blocks.owners, choices.weights, out, t * c, t, many
+    )

@@ -54,10 +54,7 @@ def gemm(
     if variant == "dequant":
         if rounded and traits(device).fp8 and gemm_fp8.supports(weight):
             return gemm_fp8.gemm(x, weight)[None]
-        product = torch.empty(m, n, dtype=x.dtype, device=device)
-        scratch = torch.empty(n * k, dtype=x.dtype, device=device)
-        w8_dequant.gemm(x, weight, product, scratch, decoder=decoder)
-        return product[None]
+        return w8_dequant.gemm(x, weight, decoder=decoder)[None]
     if variant == "gemv":
         sums = torch.empty(1, 1, n, device=device) if out is None else out[None]
         w8_gemv.gemv(x, weight, sums, gemv_config(n, k, sms), decoder=decoder)

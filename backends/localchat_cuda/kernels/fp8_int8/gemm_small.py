@@ -28,7 +28,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8, dense
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
-from localchat_cuda.kernels.fp8_int8.tile_ops import decode
+from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
     cdiv,
@@ -49,8 +49,10 @@ def reference(x: torch.Tensor, weight: W8) -> torch.Tensor:
 
 
 @triton.jit
-def _load(codes, first, N: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr):
+def _load(codes, first, shape: tl.constexpr, WARPS: tl.constexpr):
     """Load 16 rows x 64 columns for each warp, warps 128 columns apart: uint8 [WARPS * 1024]."""
+    N: tl.constexpr = shape.N
+    K: tl.constexpr = shape.K
     i = tl.arange(0, WARPS * 1024)
     row = first + i // 64 % 8 + i // (512 * WARPS) * 8
     if N % 16 != 0:
@@ -61,51 +63,38 @@ def _load(codes, first, N: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _left(w, WARPS: tl.constexpr):
-    """Arrange those codes as a left operand [16, 64] or [WARPS, 16, 64].
+    """Arrange those codes as a left operand [WARPS, 16, 64].
 
     Bytes of a lane are (half, pair of fours, four).
     """
-    if WARPS == 1:
-        w = tl.permute(tl.reshape(w, (2, 8, 4, 2, 2, 4)), (0, 1, 3, 4, 2, 5))
-        return tl.reshape(w, (16, 64))
-    else:
-        w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 2, 4)), (1, 0, 2, 4, 5, 3, 6))
-        return tl.reshape(w, (WARPS, 16, 64))
+    w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 2, 4)), (1, 0, 2, 4, 5, 3, 6))
+    return tl.reshape(w, (WARPS, 16, 64))
 
 
 @triton.jit
 def _right(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
-    """Load eight rows of x as a right operand [64, 8] or [WARPS, 64, 8].
+    """Load eight rows of x as a right operand [WARPS, 64, 8].
 
     The order of k is the same.
     """
     j = tl.arange(0, 32)
     k = j // 8 * 16 + j % 8
     m = (first + tl.arange(0, 8)) % M
-    if WARPS == 1:
-        pointers = x + m[:, None] * K + k[None, :]
-        tile = tl.join(tl.load(pointers), tl.load(pointers + 8))
-        tile = tl.permute(tl.reshape(tile, (8, 4, 2, 4, 2)), (4, 2, 1, 3, 0))
-        return tl.reshape(tile, (64, 8))
-    else:
-        warp = tl.arange(0, WARPS)
-        pointers = x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :]
-        tile = tl.join(tl.load(pointers), tl.load(pointers + 8))
-        tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4, 2)), (1, 5, 3, 2, 4, 0))
-        return tl.reshape(tile, (WARPS, 64, 8))
+    warp = tl.arange(0, WARPS)
+    pointers = x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :]
+    tile = tl.join(tl.load(pointers), tl.load(pointers + 8))
+    tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4, 2)), (1, 5, 3, 2, 4, 0))
+    return tl.reshape(tile, (WARPS, 64, 8))
 
 
 @triton.jit
-def _chunk(
-    codes, first, N: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr
-):
+def _chunk(codes, first, shape: tl.constexpr, tile: tl.constexpr):
+    BLOCKS: tl.constexpr = tile.blocks
     result = ()
     for b in tl.static_range(BLOCKS):
         row = first + 16 * b
-        result = result + (
-            _load(codes, row, N, K, WARPS),
-            _load(codes + 64, row, N, K, WARPS),
-        )
+        low = _load(codes, row, shape, tile.warps)
+        result = result + (low, _load(codes + 64, row, shape, tile.warps))
     return result
 
 
@@ -113,10 +102,7 @@ def _chunk(
 def _scale(scales, row, chunk, G: tl.constexpr, WARPS: tl.constexpr):
     """Load the scale of the 128 x 128 block in which a warp's chunk lies."""
     pointer = scales + row // 128 * G + chunk * WARPS
-    if WARPS == 1:
-        return tl.load(pointer)
-    else:
-        return tl.load(pointer + tl.arange(0, WARPS))[:, None, None]
+    return tl.load(pointer + tl.arange(0, WARPS))[:, None, None]
 
 
 @triton.jit
@@ -128,14 +114,13 @@ def _multiply(
     first,
     chunk,
     M,
-    K: tl.constexpr,
+    shape: tl.constexpr,
+    tile: tl.constexpr,
     PARTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    SHARED: tl.constexpr,
-    WHOLE: tl.constexpr,
-    DECODER: tl.constexpr,
 ):
+    K: tl.constexpr = shape.K
+    BLOCKS: tl.constexpr = tile.blocks
+    WARPS: tl.constexpr = tile.warps
     like = x.dtype.element_ty
     xs = ()
     for p in tl.static_range(PARTS):
@@ -143,11 +128,11 @@ def _multiply(
         xs = xs + (_right(pointer, 8 * p, M, K, WARPS), _right(pointer + 64, 8 * p, M, K, WARPS))
     result = ()
     for b in tl.static_range(BLOCKS):
-        low = _left(decode(ws[2 * b], like, WHOLE, DECODER, True), WARPS)
-        high = _left(decode(ws[2 * b + 1], like, WHOLE, DECODER, True), WARPS)
+        low = _left(decode(ws[2 * b], like, shape.WHOLE, shape.DECODER, True), WARPS)
+        high = _left(decode(ws[2 * b + 1], like, shape.WHOLE, shape.DECODER, True), WARPS)
         for p in tl.static_range(PARTS):
             total = sums[b * PARTS + p]
-            if SHARED:
+            if shape.SHARED:
                 part = tl.dot(low, xs[2 * p], input_precision="ieee")
                 part = tl.dot(high, xs[2 * p + 1], part, input_precision="ieee")
                 total += part * _scale(scales, first + 16 * b, chunk, K // 128, WARPS)
@@ -165,48 +150,36 @@ def _small_kernel(
     scales,
     out,
     M,
-    N: tl.constexpr,
-    K: tl.constexpr,
+    shape: tl.constexpr,
+    tile: tl.constexpr,
     PARTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SHARED: tl.constexpr,
-    WHOLE: tl.constexpr,
-    DECODER: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    N: tl.constexpr = shape.N
+    BLOCKS: tl.constexpr = tile.blocks
+    WARPS: tl.constexpr = tile.warps
     release(PDL)
-    CHUNKS: tl.constexpr = K // (128 * WARPS)
+    CHUNKS: tl.constexpr = shape.K // (128 * WARPS)
     first = tl.program_id(0).to(tl.int64) * (16 * BLOCKS)
     split = tl.program_id(1)
-    low = split * CHUNKS // SPLITS
-    high = (split + 1) * CHUNKS // SPLITS
-    ws = _chunk(codes + low * (128 * WARPS), first, N, K, BLOCKS, WARPS)
+    low = split * CHUNKS // tile.splits
+    high = (split + 1) * CHUNKS // tile.splits
+    ws = _chunk(codes + low * (128 * WARPS), first, shape, tile)
     sums = ()
     for _ in tl.static_range(BLOCKS * PARTS):
-        if WARPS == 1:
-            sums = sums + (tl.zeros((16, 8), tl.float32),)
-        else:
-            sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
+        sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
     wait(PDL)
-    sums = _multiply(
-        sums, ws, x, scales, first, low, M, K, PARTS, BLOCKS, WARPS, SHARED, WHOLE, DECODER
-    )
+    sums = _multiply(sums, ws, x, scales, first, low, M, shape, tile, PARTS)
     for c in tl.range(low + 1, high, 1, num_stages=1):
-        more = _chunk(codes + c * (128 * WARPS), first, N, K, BLOCKS, WARPS)
-        sums = _multiply(
-            sums, more, x, scales, first, c, M, K, PARTS, BLOCKS, WARPS, SHARED, WHOLE, DECODER
-        )
+        more = _chunk(codes + c * (128 * WARPS), first, shape, tile)
+        sums = _multiply(sums, more, x, scales, first, c, M, shape, tile, PARTS)
     for b in tl.static_range(BLOCKS):
         n = first + 16 * b + tl.arange(0, 16)
         gain = 1.0
-        if not SHARED:
+        if not shape.SHARED:
             gain = tl.load(scales + n, mask=n < N, other=0.0)[:, None]
         for p in tl.static_range(PARTS):
-            y = sums[b * PARTS + p]
-            if WARPS > 1:
-                y = tl.sum(y, 0)
+            y = tl.sum(sums[b * PARTS + p], 0)
             m = 8 * p + tl.arange(0, 8)
             offsets = (split * M + m).to(tl.int64)[None, :] * N + n[:, None]
             tl.store(out + offsets, y * gain, mask=(m < M)[None, :] & (n < N)[:, None])
@@ -244,14 +217,6 @@ def gemm(
     grid = (cdiv(n, 16 * config.blocks), config.splits)
     gpu = traits(weight.codes.device)
     KernelLaunch(_small_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
-        *(x, weight.raw, weight.scales, out, m),
-        N=n,
-        K=k,
+        *(x, weight.raw, weight.scales, out, m, W8Shape.of(weight, decoder), config),
         PARTS=power_of_two(m) // 8 if m > 8 else 1,
-        BLOCKS=config.blocks,
-        WARPS=config.warps,
-        SPLITS=config.splits,
-        SHARED=weight.blocks,
-        WHOLE=weight.whole,
-        DECODER=decoder,
     )

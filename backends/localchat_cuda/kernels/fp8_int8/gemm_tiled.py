@@ -14,7 +14,7 @@ import triton.language as tl
 from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
-from localchat_cuda.kernels.fp8_int8.tile_ops import decode
+from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode
 from localchat_cuda.kernels.launch import KernelLaunch, cdiv, power_of_two, release, traits, wait
 
 MAX_ROWS = 64
@@ -41,18 +41,16 @@ def _tiled_kernel(
     scales,
     out,
     M,
-    N: tl.constexpr,
-    K: tl.constexpr,
+    shape: tl.constexpr,
+    tile: tl.constexpr,
     MP: tl.constexpr,
-    BN: tl.constexpr,
-    STAGES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SHARED: tl.constexpr,
-    WHOLE: tl.constexpr,
-    DECODER: tl.constexpr,
     FOUR: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    N: tl.constexpr = shape.N
+    K: tl.constexpr = shape.K
+    BN: tl.constexpr = 16 * tile.blocks
+    SPLITS: tl.constexpr = tile.splits
     G: tl.constexpr = K // 128
     release(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -63,16 +61,16 @@ def _tiled_kernel(
     column = x + (m % M)[None, :] * K + k[:, None]
     total = tl.zeros((BN, MP), tl.float32)
     wait(PDL)
-    for g in tl.range(split * G // SPLITS, (split + 1) * G // SPLITS, 1, num_stages=STAGES):
+    for g in tl.range(split * G // SPLITS, (split + 1) * G // SPLITS, 1, num_stages=tile.stages):
         w = tl.load(row + g * 128, eviction_policy="evict_first")
-        w = decode(w, x.dtype.element_ty, WHOLE, DECODER, FOUR)
+        w = decode(w, x.dtype.element_ty, shape.WHOLE, shape.DECODER, FOUR)
         xs = tl.load(column + g * 128)
-        if SHARED:
+        if shape.SHARED:
             scale = tl.load(scales + tl.minimum(n, N - 1) // 128 * G + g)
             total += tl.dot(w, xs, input_precision="ieee") * scale[:, None]
         else:
-            total = _landed(tl.dot(w, xs, total, input_precision="ieee"), DECODER)
-    if not SHARED:
+            total = _landed(tl.dot(w, xs, total, input_precision="ieee"), shape.DECODER)
+    if not shape.SHARED:
         total = total * tl.load(scales + n, mask=n < N, other=0.0)[:, None]
     offsets = (split * M + m).to(tl.int64)[None, :] * N + n[:, None]
     tl.store(out + offsets, total, mask=(m < M)[None, :] & (n < N)[:, None])
@@ -90,20 +88,10 @@ def gemm(
     check(x, weight, out, config.splits, max_rows=MAX_ROWS)
     m, (n, k) = x.shape[0], weight.codes.shape
     config.check(n, k)
-    pdl = traits(weight.codes.device).pdl
+    gpu = traits(weight.codes.device)
     grid = (cdiv(n, 16 * config.blocks), config.splits)
-    KernelLaunch(
-        _tiled_kernel, grid, traits(weight.codes.device), config.warps, config.registers
-    ).run(
-        *(x, weight.raw, weight.scales, out, m),
-        N=n,
-        K=k,
+    KernelLaunch(_tiled_kernel, grid, gpu, config.warps, config.registers).run(
+        *(x, weight.raw, weight.scales, out, m, W8Shape.of(weight, decoder), config),
         MP=max(16, power_of_two(m)),
-        BN=16 * config.blocks,
-        STAGES=config.stages,
-        SPLITS=config.splits,
-        SHARED=weight.blocks,
-        WHOLE=weight.whole,
-        DECODER=decoder,
-        FOUR=not pdl,
+        FOUR=not gpu.pdl,
     )

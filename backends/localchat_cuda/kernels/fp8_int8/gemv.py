@@ -20,7 +20,7 @@ import triton.language as tl
 from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8
 from localchat_cuda.kernels.fp8_int8.tile_config import GemvConfig
-from localchat_cuda.kernels.fp8_int8.tile_ops import decode
+from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode
 from localchat_cuda.kernels.launch import KernelLaunch, cdiv, release, traits, wait
 
 
@@ -45,27 +45,18 @@ def _shares(scales, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr)
 
 
 @triton.jit
-def _multiplied(
-    w,
-    x,
-    shares,
-    c,
-    K: tl.constexpr,
-    RUN: tl.constexpr,
-    SHARED: tl.constexpr,
-    WHOLE: tl.constexpr,
-    DECODER: tl.constexpr,
-):
+def _multiplied(w, x, shares, c, shape: tl.constexpr, RUN: tl.constexpr):
     """Compute sums of 16 columns each, times `shares` if SHARED."""
+    K: tl.constexpr = shape.K
     k = c * RUN + tl.arange(0, RUN)
     if K % RUN == 0:
         xs = tl.load(x + k).to(tl.float32)
     else:
         xs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
-    product = decode(w, tl.float16, WHOLE, DECODER, True).to(tl.float32) * xs[None, :]
+    product = decode(w, tl.float16, shape.WHOLE, shape.DECODER, True).to(tl.float32) * xs[None, :]
     # One thread adds up the 16 codes of its load, which leaves registers for more loads.
     parts = tl.sum(tl.reshape(product, (w.shape[0], RUN // 16, 16)), 2)
-    if SHARED:
+    if shape.SHARED:
         parts *= shares[None, :]
     return parts
 
@@ -76,16 +67,15 @@ def _gemv_kernel(
     codes,
     scales,
     out,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    ROWS: tl.constexpr,
-    RUN: tl.constexpr,
-    UNROLL: tl.constexpr,
-    SHARED: tl.constexpr,
-    WHOLE: tl.constexpr,
-    DECODER: tl.constexpr,
+    shape: tl.constexpr,
+    tile: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    N: tl.constexpr = shape.N
+    K: tl.constexpr = shape.K
+    SHARED: tl.constexpr = shape.SHARED
+    ROWS: tl.constexpr = tile.rows
+    RUN: tl.constexpr = tile.run
     release(PDL)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = codes + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
@@ -97,11 +87,11 @@ def _gemv_kernel(
         scale = tl.load(scales + n, mask=n < N, other=0.0)
     shares = _shares(scales, 0, K, RUN, SHARED)
     wait(PDL)
-    acc = _multiplied(w, x, shares, 0, K, RUN, SHARED, WHOLE, DECODER)
-    for c in tl.range(1, tl.cdiv(K, RUN), 1, num_stages=1, loop_unroll_factor=UNROLL):
+    acc = _multiplied(w, x, shares, 0, shape, RUN)
+    for c in tl.range(1, tl.cdiv(K, RUN), 1, num_stages=1, loop_unroll_factor=tile.unroll):
         w = _codes(row, c, K, RUN)
         shares = _shares(scales, c, K, RUN, SHARED)
-        acc += _multiplied(w, x, shares, c, K, RUN, SHARED, WHOLE, DECODER)
+        acc += _multiplied(w, x, shares, c, shape, RUN)
     y = tl.sum(acc, 1)
     if not SHARED:
         y *= scale
@@ -118,21 +108,12 @@ def gemv(
 ) -> None:
     """Write the result into `out` [1, 1, N]; `decoder` as in tile_ops.py."""
     check(x, weight, out, 1, max_rows=1)
-    n, k = weight.codes.shape
     if BLOCK % config.rows or config.run % BLOCK:
         raise ValueError(
             f"config: rows that divide {BLOCK} and a run in {BLOCK}s wanted, {config} given"
         )
-    grid = (cdiv(n, config.rows),)
+    grid = (cdiv(weight.features_out, config.rows),)
     gpu = traits(weight.codes.device)
     KernelLaunch(_gemv_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
-        *(x, weight.raw, weight.scales, out),
-        N=n,
-        K=k,
-        ROWS=config.rows,
-        RUN=config.run,
-        UNROLL=config.unroll,
-        SHARED=weight.blocks,
-        WHOLE=weight.whole,
-        DECODER=decoder,
+        x, weight.raw, weight.scales, out, W8Shape.of(weight, decoder), config
     )

@@ -124,14 +124,3 @@ def e4m3_rows(weight: torch.Tensor) -> W8:
     """Round a floating weight [N, K] to e4m3 with a scale for each row."""
     scales = (weight.float().abs().amax(1) / E4M3_MOST).clamp_min(1e-30)
     return W8((weight.float() / scales[:, None]).to(E4M3), scales)
-
-
-def e4m3_blocks(weight: torch.Tensor) -> W8:
-    """Round a floating weight [N, K] to e4m3, with a scale per block of 128 x 128. K is a multiple of 128."""
-    n, k = weight.shape
-    padded = torch.zeros(-(-n // BLOCK) * BLOCK, k, device=weight.device)
-    padded[:n] = weight
-    tiles = padded.view(-1, BLOCK, k // BLOCK, BLOCK)
-    scales = (tiles.abs().amax((1, 3)) / E4M3_MOST).clamp_min(1e-30)
-    codes = (tiles / scales[:, None, :, None]).view(-1, k)[:n].to(E4M3)
-    return W8(codes.contiguous(), scales)

@@ -5,9 +5,8 @@ grid in one wave, 35 to 50 KB of weights in flight for each multiprocessor, spli
 too few programs.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 W8Variant = Literal["gemv", "small", "tiled", "dequant"]
 
@@ -24,8 +23,7 @@ _TILED_PROGRAMS = 3
 """Per multiprocessor: 24 to 32 KB in flight each."""
 
 
-@dataclass(frozen=True, slots=True)
-class W8TileConfig:
+class W8TileConfig(NamedTuple):
     """Launch configuration of the small and the tiled variant."""
 
     blocks: int
@@ -46,8 +44,7 @@ class W8TileConfig:
             raise ValueError(f"config: {self} does not divide a weight of {n}x{k}")
 
 
-@dataclass(frozen=True, slots=True)
-class GemvConfig:
+class GemvConfig(NamedTuple):
     """Launch configuration of the gemv."""
 
     rows: int

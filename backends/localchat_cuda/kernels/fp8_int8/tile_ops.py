@@ -15,8 +15,12 @@ two by one operation; to bf16 they would go through fp32, slower than this. The 
 for e4m3 is Marlin's; sign-and-magnitude codes for whole numbers are our own.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+
+from localchat_cuda.kernels.fp8_int8.pack import W8
 
 PLAIN = 0
 PACKED = 1
@@ -39,6 +43,22 @@ _WHOLE_BF16 = (
     "lop3.b32 b, a, 0x807f807f, 0x43004300, 0xea; lop3.b32 a, a, 0x80008000, 0xc300c300, 0x6a;"
     "mov.b32 c, 0x3f803f80; fma.rn.bf16x2 {0}, b, c, a;"
 )
+
+
+class W8Shape(NamedTuple):
+    """Constants of a weight. For the letters see pack.py."""
+
+    N: int
+    K: int
+    SHARED: bool
+    """Blocks of 128 x 128 share a scale."""
+    WHOLE: bool
+    DECODER: int
+
+    @staticmethod
+    def of(weight: W8, decoder: int) -> "W8Shape":
+        n, k = weight.codes.shape
+        return W8Shape(n, k, weight.blocks, weight.whole, decoder)
 
 
 def _four(body: str) -> str:

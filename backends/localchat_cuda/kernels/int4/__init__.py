@@ -132,14 +132,27 @@ def gemm(
     out = torch.empty(config.splits, m, n, device=device)
     if isinstance(config, w4_tile_config.TileConfig):
         w4_few.gemm(rows, weight, out, config, norm)
-        return out
+    else:
+        _gemm_tiled(rows, weight, out, config, norm)
+    return out
+
+
+def _gemm_tiled(
+    rows: w4_activations.Rows,
+    weight: W4,
+    out: torch.Tensor | w4_activations.Rows,
+    config: AnyTileConfig,
+    norm: RowNorm | None,
+    *,
+    gelu: bool = False,
+) -> None:
     assert isinstance(rows, w4_activations.HalfRows)
+    assert not isinstance(out, w4_activations.Int8Rows)
     if isinstance(config, w4_tiled.TiledGemmConfig):
-        w4_tiled.gemm(rows, weight, out, config, norm)
+        w4_tiled.gemm(rows, weight, out, config, norm, gelu=gelu)
     else:
         assert hopper is not None
-        hopper.gemm(rows, weight, out, config, norm)
-    return out
+        hopper.gemm(rows, weight, out, config, norm, gelu=gelu)
 
 
 def gemm_silu_mul(
@@ -156,17 +169,11 @@ def gemm_silu_mul(
     `into` [M, N / 2] has its columns in `order`. One kernel where the variant supports that, else two.
     """
     if order is None and w4_tile_config.variant_for(rows.x.shape[0]) == "tiled":
-        assert isinstance(rows, w4_activations.HalfRows)
-        assert isinstance(into, w4_activations.HalfRows)
         m = rows.x.shape[0]
         n = weight.features_out
         k = weight.features_in
         config = tile_config_for(m, n, k, rows.x.device, group=weight.group, fused=True)
-        if isinstance(config, w4_tiled.TiledGemmConfig):
-            w4_tiled.gemm_silu_mul(rows, weight, into, config, norm, gelu=gelu)
-        else:
-            assert hopper is not None
-            hopper.gemm_silu_mul(rows, weight, into, config, norm, gelu=gelu)
+        _gemm_tiled(rows, weight, into, config, norm, gelu=gelu)
         return
     sums = gemm(rows, weight, norm)
     w4_activations.prepare("act_and_mul", sums, into, gelu=gelu, order=order)
@@ -205,7 +212,7 @@ def gemm_of(
         unpacked = None
     out = torch.empty(m, n, dtype=dtype, device=x.device)
     if unpacked is None:
-        w4_dequant.gemm(x, weight, out, torch.empty(n * k, dtype=x.dtype, device=x.device))
+        w4_dequant.gemm(x, weight, out)
     else:
         w4_dequant.multiply(x, unpacked, out)
     return out[None]

@@ -385,6 +385,27 @@ def check_slot_rows(rows: HalfRows, weight: W4) -> None:
     require("rows.x", rows.x, (m, weight.features_in), (torch.float16,), weight.codes.device)
 
 
+def check_result(
+    rows: HalfRows, weight: W4, out: torch.Tensor | HalfRows, splits: int
+) -> tuple[torch.Tensor, int]:
+    """Return the memory of `out` and the group of its rows.
+
+    Raises ValueError if a gemm of `rows` cannot write it.
+    """
+    m = rows.x.shape[0]
+    n = weight.features_out
+    device = weight.codes.device
+    if isinstance(out, torch.Tensor):
+        require("out", out, (splits, m, n), (torch.float32,), device)
+        return out, BLOCK_K
+    if out.x.data_ptr() == rows.x.data_ptr() != 0:
+        raise ValueError("out: memory of its own wanted, other programs still read these rows")
+    if out.order != "slots":
+        raise ValueError(f"out: slot order wanted, {out.order} given")
+    require("out.x", out.x, (m, n // 2), (torch.float16,), device)
+    return out.x, out.group
+
+
 def prepare(
     mode: Mode,
     source: torch.Tensor,

@@ -1,8 +1,7 @@
 """W4A16 gemm for large row counts: dequantizes the weight, then calls cuBLAS.
 
 Dequantizing costs 0.5 bytes read and 2 written for each weight, once for any number of rows, and
-the gemm then runs at the library's rate. The weight goes through a scratch buffer of `columns` output
-features at a time, small enough to stay in the L2 cache between the two.
+the gemm then runs at the library's rate.
 
 Grid of the kernel (G / 4, T): four column blocks of one row block, 16 x 512; the next program continues in the
 same rows. Exact up to the rounding of scale * (code - zero) to the output dtype. Two-step approach:
@@ -73,7 +72,6 @@ def _dequantize_kernel(
     codes,
     scale_zeros,
     out,
-    first,
     G: tl.constexpr,
     ASM: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -84,41 +82,29 @@ def _dequantize_kernel(
     for r in tl.static_range(BLOCKS):
         group = tl.program_id(0) * BLOCKS + r
         if group < G:
+            a, b, c, d = halves(load_tile(codes, (block * G + group) * 512, 1, 2), ASM)
+            offsets = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
             if GROUP == 128:
-                scale_zero = load_scale_zeros(scale_zeros, ((first + block) * G + group) * 16, 1)
+                scale_zero = load_scale_zeros(scale_zeros, (block * G + group) * 16, 1)
                 scale = scale_of(scale_zero)
                 zero = zero_of(scale_zero)
-                a, b, c, d = halves(
-                    load_tile(codes, ((first + block) * G + group) * 512, 1, 2), ASM
-                )
-                offsets = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
                 _plane(out, a, b, scale, zero, 1024, offsets)
                 _plane(out, c, d, scale, zero, 64, offsets + 64)
             else:
-                scales, two, zeros = load_sides(scale_zeros, first + block, group, G, GROUP, 1)
-                a, b, c, d = halves(
-                    load_tile(codes, ((first + block) * G + group) * 512, 1, 2), ASM
-                )
-                offsets = row[:, None] + group * 128 + tl.arange(0, 64)[None, :]
+                scales, two, zeros = load_sides(scale_zeros, block, group, G, GROUP, 1)
                 _plane_of_groups(out, a, b, scales, two, zeros, 1024, 0, GROUP, offsets)
                 _plane_of_groups(
                     out, c, d, scales, two, zeros, 64, 64 // GROUP, GROUP, offsets + 64
                 )
 
 
-def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
-    """Write output features `first` and on into `out` fp16 or bf16 [n, K].
-
-    `first` and n are multiples of 16.
-    """
+def dequantize(weight: W4, out: torch.Tensor) -> None:
+    """Write the weight into `out` fp16 or bf16 [N, K]."""
+    n = weight.features_out
+    k = weight.features_in
     device = weight.codes.device
-    require("out", out, (None, weight.features_in), (torch.float16, torch.bfloat16), device)
-    n = out.shape[0]
-    if first % ROWS or n % ROWS or not 0 <= first <= weight.features_out - n:
-        raise ValueError(
-            f"first: {n} features from {first} of {weight.features_out}, in 16s, wanted"
-        )
-    groups = weight.features_in // BLOCK_K
+    require("out", out, (n, k), (torch.float16, torch.bfloat16), device)
+    groups = k // BLOCK_K
     blocks = 4
     launch_kernel(
         _dequantize_kernel,
@@ -126,7 +112,6 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
         weight.codes.view(torch.int16),
         weight.scale_zeros,
         out,
-        first // ROWS,
         G=groups,
         ASM=traits(device).asm,
         BLOCKS=blocks,
@@ -135,34 +120,16 @@ def dequantize(weight: W4, out: torch.Tensor, first: int = 0) -> None:
     )
 
 
-def gemm(x: torch.Tensor, weight: W4, out: torch.Tensor, scratch: torch.Tensor) -> None:
-    """Compute out[M, N] = x[M, K] w^T of fp16 or bf16, in x's dtype or fp32.
-
-    `scratch` is a flat buffer of that dtype with room for at least 16 output features.
-    """
+def gemm(x: torch.Tensor, weight: W4, out: torch.Tensor) -> None:
+    """Compute out[M, N] = x[M, K] w^T of fp16 or bf16, in x's dtype or fp32."""
     n = weight.features_out
     k = weight.features_in
     device = weight.codes.device
     require("x", x, (None, k), (torch.float16, torch.bfloat16), device)
     require("out", out, (x.shape[0], n), (x.dtype, torch.float32), device)
-    require("scratch", scratch, (None,), (x.dtype,), device)
-    room = scratch.numel() // k // ROWS * ROWS
-    if room == 0:
-        raise ValueError(
-            f"scratch: {scratch.numel()} elements hold no {ROWS} output features of {k}"
-        )
-    pieces = -(-n // room)
-    piece = -(-n // pieces // ROWS) * ROWS
-    for first in range(0, n, piece):
-        count = min(piece, n - first)
-        part = scratch[: count * k].view(count, k)
-        dequantize(weight, part, first)
-        if count == n:
-            multiply(x, part, out)
-        else:
-            columns = torch.empty(x.shape[0], count, dtype=out.dtype, device=device)
-            multiply(x, part, columns)
-            out[:, first : first + count] = columns
+    unpacked = torch.empty(n, k, dtype=x.dtype, device=device)
+    dequantize(weight, unpacked)
+    multiply(x, unpacked, out)
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:

@@ -17,9 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from localchat_cuda.kernels.int4 import gemm_fp16, gemm_int8
 from localchat_cuda.kernels.int4.activations import Int8Rows, Rows, check_rows, room_of
-from localchat_cuda.kernels.int4.gemm_fp16 import multiply_half
-from localchat_cuda.kernels.int4.gemm_int8 import multiply_bytes
 from localchat_cuda.kernels.int4.pack import W4
 from localchat_cuda.kernels.int4.row_norm import RowNorm, inverse_rms, norm_arguments
 from localchat_cuda.kernels.int4.tile_config import TileConfig
@@ -35,7 +34,7 @@ HALF_ROWS = 16
 def _load(
     codes, scale_zeros, block, chunk, G: tl.constexpr, few: tl.constexpr, DEPTH: tl.constexpr
 ):
-    """Return tiles of codes, and their scales and zeros, of DEPTH chunks."""
+    """Return tiles of codes, and their scales and zeros, of each block of DEPTH chunks."""
     # Triton 3.6 takes no field of a tuple as the bound of `static_range`.
     BLOCKS: tl.constexpr = few.tile.blocks
     WARPS: tl.constexpr = few.tile.warps
@@ -48,17 +47,60 @@ def _load(
         for r in tl.static_range(BLOCKS):
             column = (chunk + d) * WARPS
             w, s = load_block(codes, scale_zeros, block + r, column, G, few.GROUP, SIDES, WARPS, N)
-            ws = ws + w
-            ss = ss + s
+            ws = ws + (w,)
+            ss = ss + (s,)
     return ws, ss
 
 
 @triton.jit
-def _multiply(outs, ws, ss, x, factors, rows, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
-    if few.HALF:
-        return multiply_half(outs, ws, ss, x, factors, rows, chunk, few, DEPTH)
+def _side(x, factors, group, part, rows, few: tl.constexpr):
+    """Load what a part of the rows is multiplied with."""
+    if few.HALF and few.GROUP == 128:
+        return gemm_fp16.block_side(x, factors, group, part, rows, few)
+    elif few.HALF:
+        return gemm_fp16.group_side(x, factors, group, part, rows, few)
+    elif few.GROUP == 128:
+        return gemm_int8.block_side(x, factors, group, part, rows, few)
     else:
-        return multiply_bytes(outs, ws, ss, x, factors, rows, chunk, few, DEPTH)
+        return gemm_int8.group_side(x, factors, group, part, rows, few)
+
+
+@triton.jit
+def _add_block(sums, w, words, sides, h: tl.constexpr, few: tl.constexpr):
+    """Add the products of tile h of a block to the sums of all rows."""
+    if few.HALF and few.GROUP == 128:
+        return gemm_fp16.add_block(sums, w, words[0], sides, few)
+    elif few.HALF:
+        return gemm_fp16.add_groups(sums, w, words, sides, h, few)
+    elif few.GROUP == 128:
+        return gemm_int8.add_block(sums, w, words[0], sides, few)
+    else:
+        return gemm_int8.add_groups(sums, w, words, sides, h, few)
+
+
+@triton.jit
+def _multiply(outs, ws, ss, x, factors, rows, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
+    """Add the products of DEPTH chunks of column blocks."""
+    BLOCKS: tl.constexpr = few.tile.blocks
+    PARTS: tl.constexpr = few.MP // (8 if few.HALF else 4)
+    TILES: tl.constexpr = 2 if few.GROUP == 32 else 1
+    for d in tl.static_range(DEPTH):
+        group = (chunk + d) * few.tile.warps
+        sides = ()
+        for p in tl.static_range(PARTS):
+            sides = sides + (_side(x, factors, group, p, rows, few),)
+        grown = ()
+        for r in tl.static_range(BLOCKS):
+            sums = ()
+            for p in tl.static_range(PARTS):
+                sums = sums + (outs[r * PARTS + p],)
+            tiles = ws[d * BLOCKS + r]
+            words = ss[d * BLOCKS + r]
+            for h in tl.static_range(TILES):
+                sums = _add_block(sums, tiles[h], words, sides, h, few)
+            grown = grown + sums
+        outs = grown
+    return outs
 
 
 @triton.jit(do_not_specialize=["M"])

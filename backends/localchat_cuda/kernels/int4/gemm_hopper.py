@@ -53,7 +53,7 @@ from localchat_cuda.kernels.gluon_compat import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from localchat_cuda.kernels.int4.activations import HalfRows, check_slot_rows
+from localchat_cuda.kernels.int4.activations import HalfRows, check_result, check_slot_rows
 from localchat_cuda.kernels.int4.hopper_tile_config import HopperTileConfig
 from localchat_cuda.kernels.int4.hopper_tile_ops import (
     dequantized,
@@ -63,9 +63,9 @@ from localchat_cuda.kernels.int4.hopper_tile_ops import (
     items_here,
     take_over,
 )
-from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
+from localchat_cuda.kernels.int4.pack import W4
 from localchat_cuda.kernels.int4.row_norm import RowNorm, norm_arguments
-from localchat_cuda.kernels.launch import launch_kernel, require, traits
+from localchat_cuda.kernels.launch import launch_kernel, traits
 
 
 class HopperRows(NamedTuple):
@@ -342,63 +342,22 @@ def _boxes(weight: W4) -> tuple[TensorDescriptor, TensorDescriptor]:
 def gemm(
     rows: HalfRows,
     weight: W4,
-    out: torch.Tensor,
-    config: HopperTileConfig,
-    norm: RowNorm | None = None,
-) -> None:
-    """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
-    m = rows.x.shape[0]
-    n = weight.features_out
-    config.check(n, weight.features_in, fused=False)
-    require("out", out, (config.splits, m, n), (torch.float32,), weight.codes.device)
-    _launch(rows, weight, out, config, norm)
-
-
-def gemm_silu_mul(
-    rows: HalfRows,
-    weight: W4,
-    into: HalfRows,
+    out: torch.Tensor | HalfRows,
     config: HopperTileConfig,
     norm: RowNorm | None = None,
     *,
     gelu: bool = False,
 ) -> None:
-    """Write act_and_mul of gate and up into `into` [M, N / 2], as gemm_tiled.gemm_silu_mul."""
-    m = rows.x.shape[0]
-    n = weight.features_out
-    config.check(n, weight.features_in, fused=True)
-    if into.order != "slots":
-        raise ValueError(f"into: slot order wanted, {into.order} given")
-    require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
-    _launch(
-        rows,
-        weight,
-        into.x,
-        config,
-        norm,
-        fused=True,
-        gelu=gelu,
-        into_group=into.group,
-    )
-
-
-def _launch(
-    rows: HalfRows,
-    weight: W4,
-    out: torch.Tensor,
-    config: HopperTileConfig,
-    norm: RowNorm | None,
-    *,
-    fused: bool = False,
-    gelu: bool = False,
-    into_group: int = BLOCK_K,
-) -> None:
+    """Write the partial products, or act_and_mul of gate and up, into `out` as gemm_tiled.gemm."""
     m = rows.x.shape[0]
     k = weight.features_in
     n = weight.features_out
     device = weight.codes.device
+    fused = isinstance(out, HalfRows)
+    config.check(n, k, fused=fused)
     check_slot_rows(rows, weight)
-    squares, eps = norm_arguments(norm, m, k, out)
+    target, into = check_result(rows, weight, out, config.splits)
+    squares, eps = norm_arguments(norm, m, k, target)
     gpu = traits(device)
     workspace = _workspace(device) if config.even else None
     items = config.items(m, n)
@@ -415,15 +374,15 @@ def _launch(
         PDL=gpu.pdl,
         EVEN=config.even,
         GROUP=weight.group,
-        INTO=into_group,
+        INTO=into,
     )
     x_boxes = TensorDescriptor(rows.x, [m, k], [k, 1], [config.rows, 64], layout)
-    work = (workspace.sums, workspace.flags) if workspace else (out, out)
+    work = (workspace.sums, workspace.flags) if workspace else (target, target)
     tiles = -(-m // config.rows)
     launch_kernel(
         _hopper_kernel,
         (min(items, gpu.sms),),
-        *(x_boxes, *_boxes(weight), out, *work, squares, eps),
+        *(x_boxes, *_boxes(weight), target, *work, squares, eps),
         *(m, items, tiles, config.splits, many),
         num_warps=4,
         maxnreg=168,

@@ -28,7 +28,10 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.int4.tile_ops import (
-    load_columns,
+    by_feature,
+    by_row,
+    load_factors,
+    load_right,
     nibbles,
     scale_of,
     side_scale,
@@ -48,163 +51,78 @@ def factors_of(group: int) -> int:
 
 
 @triton.jit
-def _factor(factors, group, part, few: tl.constexpr, F: tl.constexpr):
-    m = tl.arange(0, 4)
-    if few.tile.warps == 1:
-        return tl.load(factors + group * (few.MP * F) + part * (4 * F) + m * F)
-    else:
-        warp = tl.arange(0, few.tile.warps)[:, None]
-        return tl.load(factors + (group + warp) * (few.MP * F) + part * (4 * F) + m[None, :] * F)
+def block_side(x, factors, group, part, rows, few: tl.constexpr):
+    """Load what four rows of a column block are multiplied with: three factors, and two operands."""
+    a = load_factors(factors, group, part, few, 4, 4, 1)
+    b = load_factors(factors + 1, group, part, few, 4, 4, 1)
+    c = load_factors(factors + 2, group, part, few, 4, 4, 1)
+    low = load_right(x + group * 128, 8 * part, rows, few, 4, False)
+    return a, b, c, low, load_right(x + group * 128 + 64, 8 * part, rows, few, 4, False)
 
 
 @triton.jit
-def _columns(x, first, rows, few: tl.constexpr, HALF: tl.constexpr):
-    """Load the right operand: (high, low) of four rows, 64 columns or with HALF 32.
-
-    Columns past the last row repeat earlier ones, which avoids a mask; their results are not stored.
-    """
-    n = (first + tl.arange(0, 8)) % rows
-    return load_columns(x, n * few.K, few.tile.warps, 4, HALF)
+def group_side(x, factors, group, part, rows, few: tl.constexpr):
+    """Load the same for smaller groups: a factor of all, then a factor and an operand of each."""
+    S: tl.constexpr = 128 // few.GROUP
+    H: tl.constexpr = S // 2
+    F: tl.constexpr = 8 if few.GROUP == 32 else 4
+    side = (load_factors(factors, group, part, few, 4, F, 1),)
+    for s in tl.static_range(S):
+        pointer = x + group * 128 + s // H * 64 + s % H * 8
+        column = load_right(pointer, 8 * part, rows, few, 4, few.GROUP == 32)
+        side = side + (load_factors(factors + 1 + s, group, part, few, 4, F, 1), column)
+    return side
 
 
 @triton.jit
-def _accumulate_group(out, w, x, scale, zero, a, b, WARPS: tl.constexpr):
-    """Add the products of one group. a: scale of the products of x and codes as unpacked."""
-    total = tl.dot(w, x, out_dtype=tl.int32)
+def _values(total, WARPS: tl.constexpr):
+    """Join the products of (high, low) of four rows: fp32 [16, 4] or [WARPS, 16, 4]."""
     if WARPS == 1:
         upper, lower = tl.split(tl.reshape(total, (16, 4, 2)))
-        value = (upper * 256 + lower).to(tl.float32)
-        return out + scale[:, None] * (value * a[None, :] - zero[:, None] * b[None, :])
     else:
         upper, lower = tl.split(tl.reshape(total, (WARPS, 16, 4, 2)))
-        value = (upper * 256 + lower).to(tl.float32)
-        return out + scale[:, :, None] * (value * a[:, None, :] - zero[:, :, None] * b[:, None, :])
+    return (upper * 256 + lower).to(tl.float32)
 
 
 @triton.jit
-def _accumulate(out, low, high, scale, zero, a, b, c, x0, x1, WARPS: tl.constexpr):
-    total = tl.dot(low, x0, out_dtype=tl.int32) * 16 + tl.dot(high, x1, out_dtype=tl.int32)
-    if WARPS == 1:
-        upper, lower = tl.split(tl.reshape(total, (16, 4, 2)))
-        value = (upper * 256 + lower).to(tl.float32)
-        return out + scale[:, None] * (value * a[None, :] + c[None, :] - zero[:, None] * b[None, :])
-    else:
-        upper, lower = tl.split(tl.reshape(total, (WARPS, 16, 4, 2)))
-        value = (upper * 256 + lower).to(tl.float32)
-        part = value * a[:, None, :] + c[:, None, :] - zero[:, :, None] * b[:, None, :]
-        return out + scale[:, :, None] * part
-
-
-@triton.jit
-def _add_group(
-    sums,
-    w,
-    side,
-    first,
-    second,
-    zeros,
-    s: tl.constexpr,
-    LESS: tl.constexpr,
-    PARTS: tl.constexpr,
-    S: tl.constexpr,
-    WARPS: tl.constexpr,
-):
-    """Add the products of group s to the sums of all parts. `w` has codes, or 16 * (code - LESS)."""
-    scale = side_scale(first, second, s)
-    zero = (side_zero(zeros, s) - LESS).to(tl.float32)
+def add_block(sums, w, scale_zero, sides, few: tl.constexpr):
+    """Add the products of a column block to the sums of all rows."""
+    WARPS: tl.constexpr = few.tile.warps
+    PARTS: tl.constexpr = few.MP // 4
+    low, high = nibbles(w, few.ASM)
+    scale = by_feature(scale_of(scale_zero), WARPS)
+    zero = by_feature(zero_of(scale_zero), WARPS)
     added = ()
     for p in tl.static_range(PARTS):
-        a = side[p * (1 + 2 * S)]
-        if LESS == 0:
-            a = a * 16.0
-        b = side[p * (1 + 2 * S) + 1 + 2 * s]
-        x = side[p * (1 + 2 * S) + 2 + 2 * s]
-        added = added + (_accumulate_group(sums[p], w, x, scale, zero, a, b, WARPS),)
+        a, b, c, x0, x1 = sides[p]
+        total = tl.dot(low, x0, out_dtype=tl.int32) * 16 + tl.dot(high, x1, out_dtype=tl.int32)
+        value = _values(total, WARPS) * by_row(a, WARPS) + by_row(c, WARPS)
+        added = added + (sums[p] + scale * (value - zero * by_row(b, WARPS)),)
     return added
 
 
 @triton.jit
-def _multiply_groups(outs, ws, ss, x, factors, rows, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
-    """Multiply the S groups of a column block. Half of them are low nibbles, half high ones."""
-    BLOCKS: tl.constexpr = few.tile.blocks
+def _add_group(sums, w, words, sides, s: tl.constexpr, LESS: tl.constexpr, few: tl.constexpr):
+    """Add the products of group s. `w` has codes, or 16 * (code - LESS)."""
+    WARPS: tl.constexpr = few.tile.warps
     PARTS: tl.constexpr = few.MP // 4
-    S: tl.constexpr = 128 // few.GROUP
-    H: tl.constexpr = S // 2
-    F: tl.constexpr = 8 if few.GROUP == 32 else 4
-    for d in tl.static_range(DEPTH):
-        group = (chunk + d) * few.tile.warps
-        side = ()
-        for p in tl.static_range(PARTS):
-            side = side + (_factor(factors, group, p, few, F),)
-            for s in tl.static_range(S):
-                pointer = x + group * 128 + s // H * 64 + s % H * 8
-                column = _columns(pointer, 8 * p, rows, few, few.GROUP == 32)
-                side = side + (_factor(factors + 1 + s, group, p, few, F), column)
-        grown = ()
-        for r in tl.static_range(BLOCKS):
-            sums = ()
-            for p in tl.static_range(PARTS):
-                sums = sums + (outs[r * PARTS + p],)
-            first = ss[3 * (d * BLOCKS + r)]
-            second = ss[3 * (d * BLOCKS + r) + 1]
-            zeros = ss[3 * (d * BLOCKS + r) + 2]
-            for h in tl.static_range(H):
-                low, high = nibbles(ws[(d * BLOCKS + r) * H + h], few.ASM)
-                sums = _add_group(
-                    sums, low, side, first, second, zeros, h, 0, PARTS, S, few.tile.warps
-                )
-                sums = _add_group(
-                    sums, high, side, first, second, zeros, H + h, 8, PARTS, S, few.tile.warps
-                )
-            grown = grown + sums
-        outs = grown
-    return outs
+    first, second, zeros = words
+    scale = by_feature(side_scale(first, second, s), WARPS)
+    zero = by_feature((side_zero(zeros, s) - LESS).to(tl.float32), WARPS)
+    added = ()
+    for p in tl.static_range(PARTS):
+        a = sides[p][0]
+        if LESS == 0:
+            a = a * 16.0
+        b = by_row(sides[p][1 + 2 * s], WARPS)
+        value = _values(tl.dot(w, sides[p][2 + 2 * s], out_dtype=tl.int32), WARPS)
+        added = added + (sums[p] + scale * (value * by_row(a, WARPS) - zero * b),)
+    return added
 
 
 @triton.jit
-def _multiply_blocks(outs, ws, ss, x, factors, rows, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
-    BLOCKS: tl.constexpr = few.tile.blocks
-    PARTS: tl.constexpr = few.MP // 4
-    for d in tl.static_range(DEPTH):
-        group = (chunk + d) * few.tile.warps
-        side = ()
-        for p in tl.static_range(PARTS):
-            side = side + (
-                _factor(factors, group, p, few, 4),
-                _factor(factors + 1, group, p, few, 4),
-                _factor(factors + 2, group, p, few, 4),
-                _columns(x + group * 128, 8 * p, rows, few, False),
-                _columns(x + group * 128 + 64, 8 * p, rows, few, False),
-            )
-        grown = ()
-        for r in tl.static_range(BLOCKS):
-            low, high = nibbles(ws[d * BLOCKS + r], few.ASM)
-            scale = scale_of(ss[d * BLOCKS + r])
-            zero = zero_of(ss[d * BLOCKS + r])
-            for p in tl.static_range(PARTS):
-                grown = grown + (
-                    _accumulate(
-                        outs[r * PARTS + p],
-                        low,
-                        high,
-                        scale,
-                        zero,
-                        side[5 * p],
-                        side[5 * p + 1],
-                        side[5 * p + 2],
-                        side[5 * p + 3],
-                        side[5 * p + 4],
-                        few.tile.warps,
-                    ),
-                )
-        outs = grown
-    return outs
-
-
-@triton.jit
-def multiply_bytes(outs, ws, ss, x, factors, rows, chunk, few: tl.constexpr, DEPTH: tl.constexpr):
-    """Add the products of DEPTH chunks of column blocks."""
-    if few.GROUP == 128:
-        return _multiply_blocks(outs, ws, ss, x, factors, rows, chunk, few, DEPTH)
-    else:
-        return _multiply_groups(outs, ws, ss, x, factors, rows, chunk, few, DEPTH)
+def add_groups(sums, w, words, sides, h: tl.constexpr, few: tl.constexpr):
+    """Add the products of a tile: group h in low nibbles, another in high ones."""
+    low, high = nibbles(w, few.ASM)
+    sums = _add_group(sums, low, words, sides, h, 0, few)
+    return _add_group(sums, high, words, sides, 64 // few.GROUP + h, 8, few)

@@ -10,7 +10,7 @@ Letters: M rows, N output and K input features, G = K / 128.
     x   fp16 [M, K] in slot order (activations.HalfRows)  out  fp32 [splits, M, N] partial sums
     norm: 1/rms of each row, as in row_norm.py
 
-`gemm_silu_mul` multiplies with gate and up at once, two row blocks of a program, and writes silu(gate) * up as
+A fused gemm multiplies with gate and up at once, two row blocks of a program, and writes silu(gate) * up as
 activations of the next gemm, fp16 [M, N / 2] in slot order: at 128 rows of a 7B model that is 5 MB instead of
 19 MB of sums for each split, written and read again.
 
@@ -25,20 +25,12 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.activation import activation, to_half
-from localchat_cuda.kernels.int4.activations import HalfRows, check_slot_rows
+from localchat_cuda.kernels.int4.activations import HalfRows, check_result, check_slot_rows
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.int4.row_norm import RowNorm, inverse_rms, norm_arguments
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.int4.tile_ops import PLANES_ASM, SCALED_ASM
-from localchat_cuda.kernels.launch import (
-    KernelLaunch,
-    cdiv,
-    power_of_two,
-    release,
-    require,
-    traits,
-    wait,
-)
+from localchat_cuda.kernels.launch import KernelLaunch, cdiv, power_of_two, release, traits, wait
 
 
 class TiledGemmConfig(NamedTuple):
@@ -126,7 +118,7 @@ def _small_config(n: int, k: int, sms: int) -> TileConfig:
 
 
 def fused_tile_config_for(rows: int, n: int, group: int = BLOCK_K) -> TiledGemmConfig:
-    """Choose the tile config of `gemm_silu_mul`.
+    """Choose the tile config of a fused gemm.
 
     64 features of gate and 64 of up a program, all of K. Up to 32 rows a fourth stage is worth 7 % of a decode
     step. Tiles of 64 rows leave room for three programs on a multiprocessor, whose last wave is fuller; those
@@ -348,76 +340,33 @@ def _tiled_kernel(
 def gemm(
     rows: HalfRows,
     weight: W4,
-    out: torch.Tensor,
-    config: TiledGemmConfig,
-    norm: RowNorm | None = None,
-) -> None:
-    """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference."""
-    m = rows.x.shape[0]
-    n = weight.features_out
-    require("out", out, (config.shape.splits, m, n), (torch.float32,), weight.codes.device)
-    _launch(rows, weight, out, config, norm)
-
-
-def gemm_silu_mul(
-    rows: HalfRows,
-    weight: W4,
-    into: HalfRows,
+    out: torch.Tensor | HalfRows,
     config: TiledGemmConfig,
     norm: RowNorm | None = None,
     *,
     gelu: bool = False,
 ) -> None:
-    """Write act_and_mul of gate and up into `into` [M, N / 2].
+    """Write the partial products into `out` [splits, M, N]; reference: gemm_fp16.reference.
 
-    Gate is the first half of the weight's features. `config` has two blocks and one split. `into.factors` are
-    not written: this variant reads none.
+    Into rows [M, N / 2]: act_and_mul of gate and up. Gate is the first half of the weight's features. `config`
+    has two blocks and one split then. Factors are not written: this variant reads none.
     """
-    m = rows.x.shape[0]
-    n = weight.features_out
-    shape = config.shape
-    if shape.blocks != 2 or shape.splits != 1 or n % (32 * shape.warps):
-        raise ValueError(f"config: two blocks and one split of {n} features wanted, {shape} given")
-    if into.x.data_ptr() == rows.x.data_ptr() != 0:
-        raise ValueError("into: memory of its own wanted, other programs still read these rows")
-    if into.order != "slots":
-        raise ValueError(f"into: slot order wanted, {into.order} given")
-    require("into.x", into.x, (m, n // 2), (torch.float16,), weight.codes.device)
-    _launch(
-        rows,
-        weight,
-        into.x,
-        config,
-        norm,
-        fused=True,
-        gelu=gelu,
-        into_group=into.group,
-    )
-
-
-def _launch(
-    rows: HalfRows,
-    weight: W4,
-    out: torch.Tensor,
-    config: TiledGemmConfig,
-    norm: RowNorm | None,
-    *,
-    fused: bool = False,
-    gelu: bool = False,
-    into_group: int = BLOCK_K,
-) -> None:
     m = rows.x.shape[0]
     k = weight.features_in
     n = weight.features_out
     device = weight.codes.device
     shape = config.shape
     check_slot_rows(rows, weight)
-    squares, eps = norm_arguments(norm, m, k, out)
+    fused = isinstance(out, HalfRows)
+    if fused and (shape.blocks != 2 or shape.splits != 1 or n % (32 * shape.warps)):
+        raise ValueError(f"config: two blocks and one split of {n} features wanted, {shape} given")
+    target, into = check_result(rows, weight, out, shape.splits)
+    squares, eps = norm_arguments(norm, m, k, target)
     shape.check(n, k, wide=True)
     gpu = traits(device)
     grid = (cdiv(m, config.rows), n // (16 * shape.blocks * shape.warps), shape.splits)
-    many = ManyRows(n, k, weight.group, config, norm is not None, fused, gelu, into_group, gpu.asm)
+    many = ManyRows(n, k, weight.group, config, norm is not None, fused, gelu, into, gpu.asm)
     weights = (weight.codes.view(torch.int16), weight.scale_zeros)
     KernelLaunch(_tiled_kernel, grid, gpu, warps=shape.warps, registers=shape.registers).run(
-        rows.x, *weights, out, squares, eps, m, many
+        rows.x, *weights, target, squares, eps, m, many
     )

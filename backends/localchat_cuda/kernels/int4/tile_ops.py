@@ -139,6 +139,50 @@ def load_columns(x, rows, WARPS: tl.constexpr, N: tl.constexpr, HALF: tl.constex
 
 
 @triton.jit
+def load_right(x, first, rows, few: tl.constexpr, N: tl.constexpr, HALF: tl.constexpr):
+    """Load the right operand of the eight rows from `first` on, with `load_columns`.
+
+    Columns past the last row repeat earlier ones, which avoids a mask. Their results are not stored.
+    """
+    n = (first + tl.arange(0, 8)) % rows
+    return load_columns(x, n * few.K, few.tile.warps, N, HALF)
+
+
+@triton.jit
+def load_factors(
+    factors, group, part, few: tl.constexpr, ROWS: tl.constexpr, F: tl.constexpr, S: tl.constexpr
+):
+    """Load one of F factors for each of ROWS rows: fp32 [ROWS] or [WARPS, ROWS].
+
+    Those of neighbouring column blocks are S groups apart.
+    """
+    m = tl.arange(0, ROWS)
+    if few.tile.warps == 1:
+        return tl.load(factors + group * (few.MP * F) + part * (ROWS * F) + m * F)
+    else:
+        groups = group + tl.arange(0, few.tile.warps)[:, None] * S
+        return tl.load(factors + groups * (few.MP * F) + part * (ROWS * F) + m[None, :] * F)
+
+
+@triton.jit
+def by_feature(v, WARPS: tl.constexpr):
+    """Let v [16] or [WARPS, 16] be broadcast over rows."""
+    if WARPS == 1:
+        return v[:, None]
+    else:
+        return v[:, :, None]
+
+
+@triton.jit
+def by_row(v, WARPS: tl.constexpr):
+    """Let v [R] or [WARPS, R] be broadcast over features."""
+    if WARPS == 1:
+        return v[None, :]
+    else:
+        return v[:, None, :]
+
+
+@triton.jit
 def load_scale_zeros(scale_zeros, block, WARPS: tl.constexpr):
     """Load scale and zero of 16 rows: int32 [16] or [WARPS, 16]."""
     n = tl.arange(0, 16)

@@ -47,7 +47,6 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     release,
     require,
-    tensor_or,
     traits,
     wait,
 )
@@ -323,22 +322,19 @@ def _rescore_kernel(
 def rescore(
     logits: torch.Tensor,
     rescoring: Rescoring,
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
+    draws: Draws,
     settings: SamplingTensors,
     upper: torch.Tensor,
     scratch: RescoreScratch,
     *,
     known: PenaltyTokens | None = None,
-    masks: torch.Tensor | None = None,
-    mask_rows: torch.Tensor | None = None,
+    masking: Masking | None = None,
 ) -> None:
     """Replace the logits fp32 [M, N] of tokens that the draws may choose by those of the floating head.
 
     Draws and settings as in sample.draw, `known.counts` filled. upper: scratch fp32 [P, N]. Not supported: more
     than 8 rows, a head whose logits are capped, settings that `decides` refuses."""
-    (m, n), device, count = logits.shape, logits.device, rows.shape[0]
+    (m, n), device, count = logits.shape, logits.device, draws.rows.shape[0]
     hidden = rescoring.states.shape[1]
     if not 1 <= m <= MAX_ROWS:
         raise ValueError(f"logits: 1 to {MAX_ROWS} rows wanted, {m} given")
@@ -352,24 +348,23 @@ def rescore(
     require("scratch.peaks", scratch.peaks, (count, _FIELDS, groups), (torch.float32,), device)
     require("scratch.floors", scratch.floors, (count, _FIELDS), (torch.float32,), device)
     gpu = traits(device)
-    draws = Draws(rows, slots, positions)
-    masking = Masking(tensor_or(masks, rows), tensor_or(mask_rows, rows))
-    counts = rows if known is None else known.counts
-    words = 0 if masks is None else masks.shape[1]
+    masked = masking is not None
+    masking = masking or Masking(draws.rows, draws.rows)
+    counts = draws.rows if known is None else known.counts
     grid = (count, blocks)
     KernelLaunch(
         _bound_kernel, grid, gpu._replace(pdl=gpu.pdl and known is None), warps=4, rows=1
     ).run(
         *(logits, rescoring.states, rescoring.bounds, draws, settings, masking, counts, upper),
-        *(scratch.peaks, n, words, settings.bias_ids.shape[1]),
+        *(scratch.peaks, n, masking.masks.shape[-1], settings.bias_ids.shape[1]),
         K=hidden,
         BLOCK=BLOCK,
         GROUP=GROUP,
-        MASKED=masks is not None,
+        MASKED=masked,
         TALLIED=known is not None,
     )
     KernelLaunch(_floor_kernel, (count,), gpu, warps=8, rows=1).run(
-        slots, settings, scratch, groups, power_of_two(groups)
+        draws.slots, settings, scratch, groups, power_of_two(groups)
     )
     KernelLaunch(_rescore_kernel, (cdiv(n, _TOKENS),), gpu, warps=4, rows=1).run(
         *(logits, rescoring.states, rescoring.head, draws, settings, upper, scratch.floors),

@@ -36,7 +36,6 @@ from localchat_cuda.kernels.launch import (
     power_of_two,
     release,
     require,
-    tensor_or,
     traits,
     wait,
 )
@@ -95,8 +94,12 @@ def _key(x, token):
 
 
 @triton.jit
-def _chunk(values, ids, all_tokens, n, c, CHUNK: tl.constexpr):
-    """Load values and ids of a chunk of the list, or of the row if `all_tokens` is 1. -inf past its end."""
+def _chunk(tokens, c, CHUNK: tl.constexpr):
+    """Load values and ids of a chunk of `tokens`. -inf past their end.
+
+    `tokens`: values and ids of the list, or of the row if the third is 1; and how many they are.
+    """
+    values, ids, all_tokens, n = tokens
     index = c * CHUNK + tl.arange(0, CHUNK)
     inside = index < n
     x = tl.load(values + index, mask=inside, other=float("-inf"))
@@ -116,22 +119,25 @@ def _distance(x, token, best, mean):
 
 
 @triton.jit
-def _kept(x, token, best, limit, far, mean):
-    """Mark tokens within top-k (keys up to `limit`) and typical-p (distances up to `far`)."""
+def _kept(x, token, limits):
+    """Mark tokens within top-k (keys up to `limit`) and typical-p (distances up to `far`).
+
+    `limits`: these two, between the best logit and the mean of its distances.
+    """
+    best, limit, far, mean = limits
     return (
         (x > float("-inf")) & (_key(x, token) <= limit) & (_distance(x, token, best, mean) <= far)
     )
 
 
 @triton.jit
-def _total(
-    values, ids, all_tokens, n, best, limit, far, mean, CHUNK: tl.constexpr, FALL: tl.constexpr
-):
+def _total(tokens, limits, CHUNK: tl.constexpr, FALL: tl.constexpr):
     """Sum the masses of the kept tokens; FALL: of the masses times best - x."""
+    best = limits[0]
     total = tl.zeros((CHUNK,), tl.int64)
-    for c in range(tl.cdiv(n, CHUNK)):
-        x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
-        kept = _kept(x, token, best, limit, far, mean)
+    for c in range(tl.cdiv(tokens[3], CHUNK)):
+        x, token = _chunk(tokens, c, CHUNK)
+        kept = _kept(x, token, limits)
         if FALL:
             fall = tl.where(kept, best - x, 0.0)
             total += tl.where(kept, (tl.exp(-fall) * fall * FRACTION).to(tl.int64), 0)
@@ -141,25 +147,13 @@ def _total(
 
 
 @triton.jit
-def _search(
-    values,
-    ids,
-    all_tokens,
-    n,
-    best,
-    limit,
-    far,
-    mean,
-    needed,
-    CHUNK: tl.constexpr,
-    MASS: tl.constexpr,
-    TYPICAL: tl.constexpr,
-):
+def _search(tokens, limits, needed, CHUNK: tl.constexpr, MASS: tl.constexpr, TYPICAL: tl.constexpr):
     """Return the key at which the weights of a prefix reach `needed`.
 
     Weights are tokens or masses of the kept tokens; the order is that of falling x, or of rising distance. All
     tokens if the sum is never reached.
     """
+    best, _, _, mean = limits
     low = tl.full((), LOWEST, tl.int64)
     high = tl.full((), HIGHEST, tl.int64)
     # low: its prefix is too short. high: its prefix suffices, or it lies past the last element.
@@ -168,9 +162,9 @@ def _search(
         total = tl.zeros((CHUNK,), tl.int64)
         below = tl.full((CHUNK,), LOWEST, tl.int64)
         above = tl.full((CHUNK,), HIGHEST, tl.int64)
-        for c in range(tl.cdiv(n, CHUNK)):
-            x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
-            kept = _kept(x, token, best, limit, far, mean)
+        for c in range(tl.cdiv(tokens[3], CHUNK)):
+            x, token = _chunk(tokens, c, CHUNK)
+            kept = _kept(x, token, limits)
             if TYPICAL:
                 key = _distance(x, token, best, mean)
             else:
@@ -190,30 +184,13 @@ def _search(
 
 
 @triton.jit
-def _survives(x, token, best, limit, far, mean, nucleus, floor):
+def _survives(x, token, limits, nucleus, floor):
     """Mark tokens that top-k, typical-p, top-p and min-p keep."""
-    return _kept(x, token, best, limit, far, mean) & (_key(x, token) <= nucleus) & (x >= floor)
+    return _kept(x, token, limits) & (_key(x, token) <= nucleus) & (x >= floor)
 
 
 @triton.jit
-def _shape(
-    values,
-    ids,
-    all_tokens,
-    n,
-    best,
-    limit,
-    far,
-    mean,
-    nucleus,
-    top,
-    floor,
-    inverse,
-    seed,
-    settings,
-    slot,
-    CHUNK: tl.constexpr,
-):
+def _shape(tokens, limits, nucleus, top, floor, inverse, seed, settings, slot, CHUNK: tl.constexpr):
     """Apply XTC and the dynamic temperature to the tokens that the other filters keep.
 
     `top`: the largest of their logits. Returns the lowest key that XTC leaves, the largest logit that is left,
@@ -224,23 +201,23 @@ def _shape(
     excludes = chance(seed) < setting(settings, slot, _PROBABILITY)
     if excludes & (threshold <= 0.5):
         total = tl.zeros((CHUNK,), tl.int64)
-        for c in range(tl.cdiv(n, CHUNK)):
-            x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
-            kept = _survives(x, token, best, limit, far, mean, nucleus, floor)
+        for c in range(tl.cdiv(tokens[3], CHUNK)):
+            x, token = _chunk(tokens, c, CHUNK)
+            kept = _survives(x, token, limits, nucleus, floor)
             total += tl.where(kept, _weight(x, top), 0)
         needed = (threshold.to(tl.float64) * tl.sum(total, 0).to(tl.float64)).to(tl.int64)
         needed = tl.maximum(needed, 1)
         keys = tl.full((CHUNK,), LOWEST, tl.int64)
-        for c in range(tl.cdiv(n, CHUNK)):
-            x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
-            kept = _survives(x, token, best, limit, far, mean, nucleus, floor)
+        for c in range(tl.cdiv(tokens[3], CHUNK)):
+            x, token = _chunk(tokens, c, CHUNK)
+            kept = _survives(x, token, limits, nucleus, floor)
             likely = kept & (_weight(x, top) >= needed)
             keys = tl.maximum(keys, tl.where(likely, _key(x, token), LOWEST))
         first = tl.max(keys, 0)
         tops = tl.full((CHUNK,), float("-inf"), tl.float32)
-        for c in range(tl.cdiv(n, CHUNK)):
-            x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
-            kept = _survives(x, token, best, limit, far, mean, nucleus, floor)
+        for c in range(tl.cdiv(tokens[3], CHUNK)):
+            x, token = _chunk(tokens, c, CHUNK)
+            kept = _survives(x, token, limits, nucleus, floor)
             kept = kept & (_key(x, token) >= first)
             tops = tl.maximum(tops, tl.where(kept, x, float("-inf")))
         top = tl.max(tops, 0)
@@ -249,9 +226,9 @@ def _shape(
         masses = tl.zeros((CHUNK,), tl.float64)
         falls = tl.zeros((CHUNK,), tl.float64)
         counts = tl.zeros((CHUNK,), tl.int32)
-        for c in range(tl.cdiv(n, CHUNK)):
-            x, token = _chunk(values, ids, all_tokens, n, c, CHUNK)
-            kept = _survives(x, token, best, limit, far, mean, nucleus, floor)
+        for c in range(tl.cdiv(tokens[3], CHUNK)):
+            x, token = _chunk(tokens, c, CHUNK)
+            kept = _survives(x, token, limits, nucleus, floor)
             kept = kept & (_key(x, token) >= first)
             fall = tl.where(kept, top - x, 0.0)
             weight = tl.where(kept, tl.exp(-fall), 0.0)
@@ -276,17 +253,11 @@ def _shape(
 def _sample(
     row,
     listed,
-    ids,
-    n,
     V,
     best,
     mass,
     inverse,
-    k,
-    reach,
-    typical,
-    top_p,
-    drop,
+    filters,
     seed,
     settings,
     slot,
@@ -294,7 +265,12 @@ def _sample(
     CHUNK: tl.constexpr,
     RARE: tl.constexpr,
 ):
-    """Apply the filters and draw one token."""
+    """Apply the filters and draw one token.
+
+    `listed`: values, ids and number of the candidates. `filters`: settings of the slot, as unpacked here.
+    """
+    values, ids, n = listed
+    k, reach, typical, top_p, drop = filters
     needed = (top_p.to(tl.float64) * mass.to(tl.float64) * FRACTION).to(tl.int64)
     limit = tl.full((), HIGHEST, tl.int64)
     far = tl.full((), HIGHEST, tl.int64)
@@ -307,67 +283,52 @@ def _sample(
     else:
         all_tokens = n > C
         if (top_p < 1.0) & (n <= C):
-            listed_mass = _total(listed, ids, n * 0, n, best, limit, far, mean, CHUNK, False)
+            listed_mass = _total((values, ids, n * 0, n), (best, limit, far, mean), CHUNK, False)
             all_tokens = (listed_mass < needed) & (tl.minimum(reach, -drop) > DEEPEST)
     if RARE:
         # No filter but min-p and rare ones: nothing is listed.
         all_tokens = all_tokens | (n == 0)
     all_tokens = all_tokens.to(tl.int32)
     if all_tokens != 0:
-        listed = row
+        values = row
         n = V
+    tokens = (values, ids, all_tokens, n)
     if (k > 0) & (k < V):
         limit = _search(
-            listed, ids, all_tokens, n, best, limit, far, mean, k.to(tl.int64), CHUNK, False, False
+            tokens, (best, limit, far, mean), k.to(tl.int64), CHUNK, MASS=False, TYPICAL=False
         )
     top = best
     if typical < 1.0:
-        total = _total(listed, ids, all_tokens, n, best, limit, far, mean, CHUNK, False)
-        fall = _total(listed, ids, all_tokens, n, best, limit, far, mean, CHUNK, True)
+        limits = (best, limit, far, mean)
+        total = _total(tokens, limits, CHUNK, False)
+        fall = _total(tokens, limits, CHUNK, True)
         mean = -(fall.to(tl.float64) / total.to(tl.float64)).to(tl.float32)
         goal = tl.maximum((typical.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
-        far = _search(listed, ids, all_tokens, n, best, limit, far, mean, goal, CHUNK, True, True)
+        far = _search(tokens, (best, limit, far, mean), goal, CHUNK, MASS=True, TYPICAL=True)
         tops = tl.full((CHUNK,), float("-inf"), tl.float32)
         for c in range(tl.cdiv(n, CHUNK)):
-            x, token = _chunk(listed, ids, all_tokens, n, c, CHUNK)
-            tops = tl.maximum(
-                tops, tl.where(_kept(x, token, best, limit, far, mean), x, float("-inf"))
-            )
+            x, token = _chunk(tokens, c, CHUNK)
+            kept = _kept(x, token, (best, limit, far, mean))
+            tops = tl.maximum(tops, tl.where(kept, x, float("-inf")))
         top = tl.max(tops, 0)
+    limits = (best, limit, far, mean)
     nucleus = limit
     if top_p < 1.0:
         if (k > 0) | (typical < 1.0):
-            total = _total(listed, ids, all_tokens, n, best, limit, far, mean, CHUNK, False)
+            total = _total(tokens, limits, CHUNK, False)
             needed = (top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
         needed = tl.maximum(needed, 1)
-        nucleus = _search(
-            listed, ids, all_tokens, n, best, limit, far, mean, needed, CHUNK, True, False
-        )
+        nucleus = _search(tokens, limits, needed, CHUNK, MASS=True, TYPICAL=False)
     floor = top + drop
     if RARE:
         first, top, inverse = _shape(
-            listed,
-            ids,
-            all_tokens,
-            n,
-            best,
-            limit,
-            far,
-            mean,
-            nucleus,
-            top,
-            floor,
-            inverse,
-            seed,
-            settings,
-            slot,
-            CHUNK,
+            tokens, limits, nucleus, top, floor, inverse, seed, settings, slot, CHUNK
         )
     won = tl.full((CHUNK,), float("-inf"), tl.float32)
     winner = tl.full((CHUNK,), 0x7FFFFFFF, tl.int32)
     for c in range(tl.cdiv(n, CHUNK)):
-        x, token = _chunk(listed, ids, all_tokens, n, c, CHUNK)
-        kept = _survives(x, token, best, limit, far, mean, nucleus, floor)
+        x, token = _chunk(tokens, c, CHUNK)
+        kept = _survives(x, token, limits, nucleus, floor)
         if RARE:
             kept = kept & (_key(x, token) >= first)
         score = tl.where(kept, (x - top) * inverse + gumbel(seed, token), float("-inf"))
@@ -419,26 +380,14 @@ def _draw_kernel(
         elif unfiltered:
             token = race(scratch.blocks, p, B, B_POW2)
         else:
+            count = tl.load(scratch.counts + p)
+            listed = (scratch.candidates + p * C, scratch.ids + p * C, count)
+            reach = setting(settings, slot, REACH_COLUMN)
+            filters = (k, reach, typical, top_p, setting(settings, slot, DROP))
+            seed = noise(tl.load(settings.keys + slot), tl.load(draws.positions + p))
+            z = scratch.z + p * V
             token = _sample(
-                scratch.z + p * V,
-                scratch.candidates + p * C,
-                scratch.ids + p * C,
-                tl.load(scratch.counts + p),
-                V,
-                best,
-                mass,
-                inverse,
-                k,
-                setting(settings, slot, REACH_COLUMN),
-                typical,
-                top_p,
-                setting(settings, slot, DROP),
-                noise(tl.load(settings.keys + slot), tl.load(draws.positions + p)),
-                settings,
-                slot,
-                C,
-                CHUNK,
-                RARE,
+                z, listed, V, best, mass, inverse, filters, seed, settings, slot, C, CHUNK, RARE
             )
     tl.store(tokens + p, token)
     row = tl.load(draws.rows + p).to(tl.int64) * V
@@ -452,9 +401,7 @@ def _draw_kernel(
 
 def draw(
     logits: torch.Tensor,
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
+    draws: Draws,
     settings: SamplingTensors,
     scratch: Scratch,
     tokens: torch.Tensor,
@@ -462,31 +409,27 @@ def draw(
     normalizers: torch.Tensor,
     *,
     known: PenaltyTokens | None = None,
-    masks: torch.Tensor | None = None,
-    mask_rows: torch.Tensor | None = None,
+    masking: Masking | None = None,
     rescoring: Rescoring | None = None,
     rescore_scratch: RescoreScratch | None = None,
     rare: RareTensors | None = None,
 ) -> None:
     """Draw the tokens of P draws; reference: `localchat.backend_api.sampling.reference.Sampler.draw`.
 
-    logits [R, V] fp32, fp16 or bf16, only read unless there is `rescoring`. Per draw, int32 [P]: its
-    row of logits, its slot of `settings`, the position of the drawn token in its sequence. Results:
+    logits [R, V] fp32, fp16 or bf16, only read unless there is `rescoring`. Results:
     tokens int32 [P] (-1: nothing to draw), logprobs fp32 [P] of the raw logits, normalizers fp32 [P],
-    so that row - normalizer are all log probabilities. known: required if any draw is penalised. masks
-    int32 [N, words] with mask_rows int32 [P] (-1: no mask). rescoring, with rescore_scratch: the logits
-    are approximate, and those of likely tokens become exact first; logprobs and normalizers are
-    approximate then. rare: required if any draw has a rare sampler, which excludes `rescoring`.
+    so that row - normalizer are all log probabilities. known: required if any draw is penalised.
+    rescoring, with rescore_scratch: the logits are approximate, and those of likely tokens become exact
+    first; logprobs and normalizers are approximate then. rare: required if any draw has a rare sampler,
+    which excludes `rescoring`.
     """
-    check(logits, rows, slots, positions, settings, scratch)
+    check(logits, draws, settings, scratch)
     vocabulary = logits.shape[1]
     device = logits.device
-    count = rows.shape[0]
+    count = draws.rows.shape[0]
     require("tokens", tokens, (count,), (torch.int32,), device)
     require("logprobs", logprobs, (count,), (torch.float32,), device)
     require("normalizers", normalizers, (count,), (torch.float32,), device)
-    if (masks is None) != (mask_rows is None):
-        raise ValueError("masks, mask_rows: both or neither wanted")
     gpu = traits(device)
     blocks = -(-vocabulary // BLOCK)
     if known is not None:
@@ -497,35 +440,25 @@ def draw(
         launch_kernel(
             tally_kernel,
             (count, cdiv(context, BLOCK)),
-            *(known.tokens, known.texts, known.prompts, known.counts, slots, positions),
+            *(known.tokens, known.texts, known.prompts, known.counts, draws.slots, draws.positions),
             *(context, vocabulary, BLOCK),
         )
     if rescoring is not None:
         assert rescore_scratch is not None, "rescoring needs its scratch"
         rescore(
-            logits,
-            rescoring,
-            rows,
-            slots,
-            positions,
-            settings,
-            scratch.z,
-            rescore_scratch,
+            *(logits, rescoring, draws, settings, scratch.z, rescore_scratch),
             known=known,
-            masks=masks,
-            mask_rows=mask_rows,
+            masking=masking,
         )
     # Behind a kernel that releases its dependents.
     chained = gpu.pdl and (known is None or rescoring is not None)
-    draws = Draws(rows, slots, positions)
-    masking = Masking(tensor_or(masks, rows), tensor_or(mask_rows, rows))
-    counts = rows if known is None else known.counts
-    words = 0 if masks is None else masks.shape[1]
-    changes = (masks is not None, known is not None)
+    changes = (masking is not None, known is not None)
+    masking = masking or Masking(draws.rows, draws.rows)
+    counts = draws.rows if known is None else known.counts
     room = power_of_two(blocks)
     KernelLaunch(process_kernel, (count, blocks), gpu._replace(pdl=chained), warps=4).run(
-        *(logits, draws, settings, masking, counts, scratch, vocabulary, words),
-        *(settings.bias_ids.shape[1], BLOCK, *changes),
+        *(logits, draws, settings, masking, counts, scratch, vocabulary),
+        *(masking.masks.shape[-1], settings.bias_ids.shape[1], BLOCK, *changes),
     )
     if rare is not None:
         if rescoring is not None:
@@ -536,7 +469,7 @@ def draw(
     sizes = (vocabulary, blocks, room, BLOCK)
     KernelLaunch(measure_kernel, grid, gpu, warps=4).run(scratch, draws, settings, *sizes)
     KernelLaunch(collect_kernel, grid, gpu, warps=4).run(
-        scratch, slots, settings, *sizes, CANDIDATES
+        scratch, draws.slots, settings, *sizes, CANDIDATES
     )
     KernelLaunch(_draw_kernel, (count,), gpu, warps=8).run(
         *(logits, draws, settings, scratch, tokens, logprobs, normalizers, *sizes, CANDIDATES),

@@ -126,7 +126,7 @@ def setting(settings, slot, column: tl.constexpr):
 
 
 class Draws(NamedTuple):
-    """Row of logits, slot, and position in the sequence of each draw; int32 [P]."""
+    """Row of logits, slot, and position of the drawn token in its sequence, of each draw; int32 [P]."""
 
     rows: torch.Tensor
     slots: torch.Tensor
@@ -185,36 +185,33 @@ class Scratch(NamedTuple):
             torch.empty(draws, dtype=torch.int32, device=device),
         )
 
+    def part(self, draws: int) -> "Scratch":
+        """Return the workspace of fewer draws."""
+        return Scratch(*(tensor[:draws] for tensor in self))
 
-def check(
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    settings: SamplingTensors,
-    scratch: Scratch,
-) -> None:
+
+def check(logits: torch.Tensor, draws: Draws, settings: SamplingTensors, scratch: Scratch) -> None:
     """Raise ValueError with the name of an argument that the kernels cannot read."""
     vocabulary = logits.shape[1]
     device = logits.device
-    draws = rows.shape[0]
+    count = draws.rows.shape[0]
     slot_count = settings.top_k.shape[0]
     integers = (torch.int32,)
     require(
         "logits", logits, (None, vocabulary), (torch.float32, torch.float16, torch.bfloat16), device
     )
-    for name, tensor in (("rows", rows), ("slots", slots), ("positions", positions)):
-        require(name, tensor, (draws,), integers, device)
+    for name, tensor in draws._asdict().items():
+        require(name, tensor, (count,), integers, device)
     require("settings.floats", settings.floats, (slot_count, len(FIELDS)), (torch.float32,), device)
     require("settings.top_k", settings.top_k, (slot_count,), integers, device)
     require("settings.keys", settings.keys, (slot_count,), (torch.int64,), device)
     require("settings.bias_ids", settings.bias_ids, (slot_count, None), integers, device)
-    require("scratch.z", scratch.z, (draws, vocabulary), (torch.float32,), device)
+    require("scratch.z", scratch.z, (count, vocabulary), (torch.float32,), device)
     require(
         "scratch.blocks",
         scratch.blocks,
-        (draws, BLOCK_ROWS.value, -(-vocabulary // BLOCK)),
+        (count, BLOCK_ROWS.value, -(-vocabulary // BLOCK)),
         (torch.float32,),
         device,
     )
-    require("scratch.candidates", scratch.candidates, (draws, CANDIDATES), (torch.float32,), device)
+    require("scratch.candidates", scratch.candidates, (count, CANDIDATES), (torch.float32,), device)
