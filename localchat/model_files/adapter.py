@@ -68,10 +68,10 @@ def read_adapter(path: Path) -> Adapter:
             hint="Use a plain LoRA adapter.",
             path=str(path),
         )
-    adapter = Adapter(path, header, _pairs(path, header))
-    if not math.isfinite(adapter.alpha):
-        raise _invalid(path, f"its alpha is {adapter.alpha}")
-    return adapter
+    alpha = header.metadata.get("adapter.lora.alpha", 0.0)
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise _invalid(path, f"its alpha is {alpha!r}")
+    return Adapter(path, header, _pairs(path, header))
 
 
 def _pairs(path: Path, header: Header) -> dict[str, tuple[GgufTensor, GgufTensor]]:
