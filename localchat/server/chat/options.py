@@ -1,13 +1,13 @@
 """Options of an answer: sampling, limits and structure, with the checks that all protocols share."""
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from localchat.config.parameters import NO_BREAKERS, SAMPLERS
 from localchat.engine.request import GenerateRequest, Prompt, Sampling
-from localchat.server.chat.structure import AnswerFields, requested_grammar
+from localchat.server.chat.structure import AnswerFields, LogitBias, requested_grammar
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request
 
@@ -23,10 +23,6 @@ class AdapterScale(msgspec.Struct, frozen=True):
     scale: float
 
 
-LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
-"""Biases by token id or text, also as llama.cpp's list of pairs. False forbids the token."""
-
-
 class GenerationFields(AnswerFields, frozen=True, kw_only=True):
     """Fields that chats, plain completions and llama.cpp's routes share.
 
@@ -38,15 +34,8 @@ class GenerationFields(AnswerFields, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
-    logit_bias: LogitBias | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    """Token ids that end the answer. This and the next three fields are vLLM's."""
-    include_stop_str_in_output: bool | None = None
-    min_tokens: int | None = None
-    bad_words: str | list[str] | None = None
-    ignore_eos: bool | None = None
     lora: list[AdapterScale] | None = None
     """LoRA adapters that apply, by their index in `--lora`. From llama.cpp."""
     cache_salt: str | None = None

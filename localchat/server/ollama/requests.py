@@ -30,7 +30,7 @@ from localchat.server.chat.options import (
     generate_request,
 )
 from localchat.server.chat.request import ChatRequest, engine_request
-from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, SamplingFields
+from localchat.server.chat.structure import JsonSchemaFormat, ResponseFormat, TokenFields
 from localchat.server.chat.tools import ChatTool
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
@@ -164,9 +164,9 @@ def _chat_options(body: AnswerBody) -> ChatRequest:
     limit = options.num_predict
     if limit is not None and limit < 0:
         limit = None
-    sampling = {name: getattr(options, name) for name in SamplingFields.__struct_fields__}
+    shared = {name: getattr(options, name) for name in TokenFields.__struct_fields__}
     fields = GenerationFields(
-        **sampling,
+        **shared,
         model=body.model,
         stream=body.stream is not False,
         seed=options.seed,
