@@ -432,8 +432,8 @@ class ChatScreen(Screen[None]):
                 self._edit(None)
 
     def _open_models(self) -> None:
+        from localchat.history.used_models import used_models
         from localchat.tui.screens.models import ModelScreen
-        from localchat.tui.screens.used_models import used_models
 
         def closed(choice: "ModelChoice | None") -> None:
             if choice is None:
@@ -444,8 +444,10 @@ class ChatScreen(Screen[None]):
                 self.change(choice.name, {})
 
         session = self.session
-        read_used = partial(used_models, session.setup.model, session.recorder.history)
-        self.app.push_screen(ModelScreen(session.context, read_used), closed)
+        model = session.setup.model
+        read_used = partial(used_models, session.recorder.history)
+        screen = ModelScreen(session.context, (model.word, model.name), read_used)
+        self.app.push_screen(screen, closed)
 
     def _open_parameters(self) -> None:
         from localchat.tui.screens.parameters import ParameterScreen

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from localchat.config.paths import find_paths
+from localchat.history.store import History
 from localchat.models.hub.manifest import Manifest, PulledFile, record
 from tests.support.cli_program import SCENARIOS, ScriptedApp
+from tests.support.conversations import talk
 from tests.support.external_stores import Hub, Ollama, gguf
 from tests.support.gguf_files import write_split
 from tests.support.terminal_screen import Call, Outcome, Screen
@@ -47,6 +49,26 @@ def rows(verb: Verb) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------- list
+
+
+def test_list_ends_with_models_that_were_used_by_their_path(
+    verb: Verb, models_dir: Path, tmp_path: Path
+) -> None:
+    gguf(models_dir / "mine.gguf")
+    used, gone = gguf(tmp_path / "used.gguf", 2), gguf(tmp_path / "gone.gguf", 3)
+    os.link(models_dir / "mine.gguf", tmp_path / "linked.gguf")
+    paths = find_paths(os.environ)
+    with History.open(paths.data_dir / "history.sqlite3") as history:
+        for model in (str(gone), str(tmp_path / "linked.gguf"), str(used), "elsewhere:7b"):
+            conversation = talk("hello")
+            conversation.model = model
+            history.append(conversation, conversation.nodes.values())
+    gone.unlink()
+    found = rows(verb)
+    assert list(found)[-1] == str(used)
+    assert (found[str(used)]["kind"], found[str(used)]["origin"]) == ("path", "used by its path")
+    assert found[str(used)]["size_bytes"] == used.stat().st_size
+    assert found.keys() == {"guide", "mine", str(used)}
 
 
 def test_list_names_every_origin(verb: Verb, models_dir: Path, home: Path, tmp_path: Path) -> None:
