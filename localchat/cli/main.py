@@ -17,7 +17,7 @@ from localchat.cli.streams import OutputClosed, columns, stdout_trouble, tell
 from localchat.cli.verb_words import ALSO
 from localchat.cli.word_wrap import wrap_at_words
 from localchat.errors import ExitCode, FileMissing, LocalchatError, ModelMissing
-from localchat.sanitize import sanitize
+from localchat.sanitize import one_line, sanitize
 
 _SIGPIPE_STATUS = 141
 _COMPLETE = "_LOCALCHAT_COMPLETE"
@@ -243,7 +243,9 @@ def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
 
 def _print_error(message: str, hint: str) -> None:
     """Print an error to stderr, sanitized and wrapped at words if that is a terminal."""
-    text = f"localchat: {message}\n" + "".join(f"  {line}\n" for line in hint.splitlines())
+    text = f"localchat: {one_line(message)}\n" + "".join(
+        f"  {line}\n" for line in hint.splitlines()
+    )
     if sys.stderr is None:
         return
     try:

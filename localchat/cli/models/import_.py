@@ -105,7 +105,8 @@ def _announce(app: AppContext, record: dict[str, Any], how: str, *, as_json: boo
         print_json(app.environ, record)
         return
     path = sanitize_line(record["path"])
-    tell(f"localchat: {record['name']} is {path}, {how} ({size(record['size_bytes'])})")
+    name = sanitize_line(record["name"])
+    tell(f"localchat: {name} is {path}, {how} ({size(record['size_bytes'])})")
     if record["warning"]:
         tell(f"localchat: it cannot be run: {sanitize_line(record['warning'])}")
 
@@ -116,13 +117,14 @@ def _import_folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool
     from localchat.models.external.stores import FOLDER
 
     paths = find_paths(app.environ)
+    shown = sanitize_line(str(folder))
     if forget:
         if not remove_folder(paths, folder):
             raise UsageError(f"{folder} is not one of the added folders")
         if as_json:
             print_json(app.environ, {"folder": str(folder), "models": []})
         else:
-            tell(f"localchat: stopped using folder {folder}; its files stay")
+            tell(f"localchat: stopped using folder {shown}; its files stay")
         return
     add_folder(paths, folder)
     models = [
@@ -134,6 +136,6 @@ def _import_folder(app: AppContext, folder: Path, *, forget: bool, as_json: bool
         names = [{"name": model.name, "path": str(model.path)} for model in models]
         print_json(app.environ, {"folder": str(folder), "models": names})
         return
-    tell(f"localchat: added folder {folder}; models in it: {len(models)}")
+    tell(f"localchat: added folder {shown}; models in it: {len(models)}")
     for model in models:
-        tell(f"  {model.name}")
+        tell(f"  {sanitize_line(model.name)}")

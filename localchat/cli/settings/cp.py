@@ -36,4 +36,4 @@ def command(app: AppContext, model_name: str, name: str, as_json: bool) -> None:
     if as_json:
         print_json(app.environ, {"name": name, "alias_of": target, "path": str(model.path)})
     else:
-        tell(f"localchat: {name} is now an alias of {sanitize_line(target)}")
+        tell(f"localchat: {sanitize_line(name)} is now an alias of {sanitize_line(target)}")

@@ -129,6 +129,16 @@ def test_a_name_cannot_move_the_cursor(
     assert "a\u241b[2Jb" in text
 
 
+def test_a_name_with_a_newline_is_one_line_of_an_error_and_of_a_message(
+    verb: Verb, models_dir: Path, tmp_path: Path
+) -> None:
+    error = verb("show", "/none\nlocalchat: all is well.gguf").err
+    assert error.splitlines()[0].endswith("/none␊localchat: all is well.gguf")
+    gguf(tmp_path / "two\nlines" / "m.gguf")
+    added = verb("import", tmp_path / "two\nlines").err
+    assert "two␊lines; models in it: 1" in added
+
+
 # ---------------------------------------------------------------------------- show
 
 
