@@ -161,7 +161,7 @@ def _sampler_value(fields: GenerationFields, key: str) -> float | None:
             continue
         if not low <= value <= high:
             raise bad_request(
-                f"The field {name!r} is {value}; it must be {low} to {high}.", param=name
+                f"The field {name!r} must be from {low:g} to {high:g}; got {value:g}.", param=name
             )
         # Clients write -1 for off.
         result = max(value, sampler.engine_range[0])
@@ -214,7 +214,7 @@ def checked_choices(fields: GenerationFields, limits: ServerLimits) -> int:
     if n is None:
         return 1
     if not 1 <= n <= limits.choices:
-        raise bad_request(f"The field 'n' is {n}; it must be 1 to {limits.choices}.", param="n")
+        raise bad_request(f"The field 'n' must be from 1 to {limits.choices}; got {n}.", param="n")
     return n
 
 
@@ -225,7 +225,7 @@ def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, minimum
     """
     for name, tokens in requested.items():
         if tokens < minimum and tokens != -1:
-            raise bad_request(f"The field {name!r} is {tokens}; it must be positive.", param=name)
+            raise bad_request(f"The field {name!r} must be positive; got {tokens}.", param=name)
     return min([limits.answer_tokens, *(tokens for tokens in requested.values() if tokens >= 0)])
 
 
@@ -234,7 +234,7 @@ def _min_tokens(fields: GenerationFields, max_tokens: int) -> int:
     tokens = fields.min_tokens or 0
     if not 0 <= tokens <= max_tokens:
         raise bad_request(
-            f"The field 'min_tokens' is {tokens}; it must be 0 to {max_tokens}, the limit of the answer.",
+            f"The field 'min_tokens' must be from 0 to {max_tokens}, the limit of the answer; got {tokens}.",
             param="min_tokens",
         )
     return tokens
@@ -261,6 +261,6 @@ def checked_logprobs(count: int, param: str) -> int:
     """Return the number of alternatives for each token. Raises ApiError."""
     if not 0 <= count <= _MAX_LOGPROBS:
         raise bad_request(
-            f"The field {param!r} is {count}; it must be 0 to {_MAX_LOGPROBS}.", param=param
+            f"The field {param!r} must be from 0 to {_MAX_LOGPROBS}; got {count}.", param=param
         )
     return count

@@ -136,8 +136,8 @@ def _seconds(text: str) -> float | None:
 
 def _invalid_duration(text: str) -> ApiError:
     return bad_request(
-        f"The field 'keep_alive' is {text[:50]!r}; it must be a number of seconds or a time such as "
-        "'5m' or '1h30m'; -1 keeps the model loaded, 0 unloads it.",
+        "The field 'keep_alive' must be a number of seconds or a time such as '5m' or '1h30m'; got "
+        f"{text[:50]!r}. -1 keeps the model loaded, 0 unloads it.",
         param="keep_alive",
     )
 
