@@ -168,9 +168,14 @@ def _usage_message(problem: click.ClickException) -> str:
     message = " ".join(problem.format_message().split())
     if context is None or not message.startswith("Got unexpected extra argument"):
         return message
-    if any(isinstance(param, click.Argument) for param in context.command.params):
-        return message
-    return f"{context.command_path} takes no arguments"
+    names = [
+        param.make_metavar(context).strip("[].{}").replace("|", " or ")
+        for param in context.command.params
+        if isinstance(param, click.Argument)
+    ]
+    if not names:
+        return f"{context.command_path} takes no arguments"
+    return f"{context.command_path} takes only {' and '.join(names)}"
 
 
 def _parameter_message(problem: click.BadParameter, context: click.Context) -> str:
