@@ -38,7 +38,7 @@ _NEEDLE_LENGTHS: Final = (1024, 4096)
     "text_file",
     type=UserPath(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Text for perplexity and KL. Default: a small one that localchat brings.",
+    help="Text for perplexity and KL. Default: a small one that comes with localchat.",
 )
 @click.option("--history", is_flag=True, help="Use the text of your own conversations.")
 @click.option(

@@ -134,6 +134,8 @@ def test_a_name_with_a_newline_is_one_line_of_an_error_and_of_a_message(
 ) -> None:
     error = verb("show", "/none\nlocalchat: all is well.gguf").err
     assert error.splitlines()[0].endswith("/none␊localchat: all is well.gguf")
+    gguf(models_dir / "more\nlines.gguf")
+    assert "Your models: guide, more␊lines. " in verb("show", "nothing").err
     gguf(tmp_path / "two\nlines" / "m.gguf")
     added = verb("import", tmp_path / "two\nlines").err
     assert "two␊lines; models in it: 1" in added
