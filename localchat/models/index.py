@@ -86,8 +86,7 @@ def used_by_path(names: Iterable[str], models: Iterable[Model]) -> Iterator[Mode
     listed = {_file_id(model.path) for model in models if model.path is not None}
     for name in names:
         path = Path(name)
-        identity = _file_id(path)
-        if not path.is_absolute() or identity in listed:
+        if not path.is_absolute() or _file_id(path) in listed:
             continue
         try:
             if not path.exists():
@@ -96,7 +95,7 @@ def used_by_path(names: Iterable[str], models: Iterable[Model]) -> Iterator[Mode
         except OSError:
             continue  # the name is too long, or the folder is not accessible
         if files:
-            listed.add(identity)
+            listed.add(_file_id(path))
             yield Model(name, "path", "used by its path", path, files)
 
 
@@ -104,7 +103,7 @@ def _file_id(path: Path) -> object:
     """Return what identifies a file, whichever link names it."""
     try:
         status = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # a name may have characters that no file name has
         return path
     return status.st_dev, status.st_ino
 

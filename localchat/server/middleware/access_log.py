@@ -98,11 +98,14 @@ def _request_fields(tracked: TrackedRequest) -> Sequence[str]:
 
 def _error_fields(refusal: ApiError | None, tracked: TrackedRequest | None) -> Sequence[str]:
     """Return the code of an error, and the field of the request that caused it."""
+    code = ""
     if refusal is not None:
-        fields = [f"error={refusal.label}"]
-        if refusal.param:
-            fields.append(f"param={refusal.param[:_MAX_LOGGED].replace(' ', '')}")
-        return fields
+        code = refusal.label
     if tracked is not None and tracked.error:
-        return [f"error={tracked.error}"]
-    return []
+        code = tracked.error
+    fields = []
+    if code:
+        fields.append(f"error={code}")
+    if refusal is not None and refusal.param:
+        fields.append(f"param={refusal.param[:_MAX_LOGGED].replace(' ', '')}")
+    return fields

@@ -59,7 +59,15 @@ def test_list_ends_with_models_that_were_used_by_their_path(
     os.link(models_dir / "mine.gguf", tmp_path / "linked.gguf")
     paths = find_paths(os.environ)
     with History.open(paths.data_dir / "history.sqlite3") as history:
-        for model in (str(gone), str(tmp_path / "linked.gguf"), str(used), "elsewhere:7b"):
+        names = (
+            gone,
+            tmp_path / "linked.gguf",
+            used,
+            "elsewhere:7b",
+            "/no\0file",
+            f"/{'long' * 99}",
+        )
+        for model in map(str, names):
             conversation = talk("hello")
             conversation.model = model
             history.append(conversation, conversation.nodes.values())
