@@ -50,7 +50,12 @@ def sanitize(text: str) -> str:
 
 def sanitize_line(text: str) -> str:
     """Sanitize text that must stay on one line: names, paths, titles."""
-    return sanitize(text).replace("\n", "\u240a").replace("\t", " ")
+    return one_line(sanitize(text)).replace("\t", " ")
+
+
+def one_line(text: str) -> str:
+    """Replace newlines by a visible sign: in a log, a name with one would pass for two messages."""
+    return text.replace("\n", "\u240a")
 
 
 _SAMPLE_BYTES: Final = 4096

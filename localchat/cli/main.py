@@ -17,7 +17,7 @@ from localchat.cli.streams import OutputClosed, columns, stdout_trouble, tell
 from localchat.cli.verb_words import ALSO
 from localchat.cli.word_wrap import wrap_at_words
 from localchat.errors import ExitCode, FileMissing, LocalchatError, ModelMissing
-from localchat.sanitize import sanitize
+from localchat.sanitize import one_line, sanitize
 
 _SIGPIPE_STATUS = 141
 _COMPLETE = "_LOCALCHAT_COMPLETE"
@@ -168,9 +168,14 @@ def _usage_message(problem: click.ClickException) -> str:
     message = " ".join(problem.format_message().split())
     if context is None or not message.startswith("Got unexpected extra argument"):
         return message
-    if any(isinstance(param, click.Argument) for param in context.command.params):
-        return message
-    return f"{context.command_path} takes no arguments"
+    names = [
+        param.make_metavar(context).strip("[].{}").replace("|", " or ")
+        for param in context.command.params
+        if isinstance(param, click.Argument)
+    ]
+    if not names:
+        return f"{context.command_path} takes no arguments"
+    return f"{context.command_path} takes only {' and '.join(names)}"
 
 
 def _parameter_message(problem: click.BadParameter, context: click.Context) -> str:
@@ -243,7 +248,9 @@ def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
 
 def _print_error(message: str, hint: str) -> None:
     """Print an error to stderr, sanitized and wrapped at words if that is a terminal."""
-    text = f"localchat: {message}\n" + "".join(f"  {line}\n" for line in hint.splitlines())
+    text = f"localchat: {one_line(message)}\n" + "".join(
+        f"  {line}\n" for line in hint.splitlines()
+    )
     if sys.stderr is None:
         return
     try:

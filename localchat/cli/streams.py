@@ -18,7 +18,7 @@ import click
 from localchat.cli.word_wrap import WordWrap, cells, wrap_at_words
 from localchat.errors import LocalchatError
 from localchat.notice_cause import notice_cause
-from localchat.sanitize import sanitize
+from localchat.sanitize import one_line, sanitize
 
 _ERASE: Final = "\r\x1b[2K"
 _DIM: Final = "\x1b[2m"
@@ -148,7 +148,7 @@ class Terminal:
             if self._line_open:  # both streams may go to the same terminal or file
                 self._pending.append(sentence)
                 return
-        self.print_line(f"localchat: {sentence}", dim=True)
+        self.print_line(f"localchat: {one_line(sentence)}", dim=True)
 
     def print_line(self, text: str, *, dim: bool = False) -> None:
         """Print a line that the user requested, or that even a quiet run needs."""
@@ -188,6 +188,7 @@ class Terminal:
 
     def progress(self, line: str) -> None:
         """Draw the progress line, or erase it if empty. Off a terminal, print a line every ten seconds."""
+        line = one_line(line)
         with self._lock:
             if self.animated:
                 if line or self._drawn:

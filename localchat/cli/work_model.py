@@ -10,6 +10,7 @@ import click
 from localchat.cli.context import AppContext
 from localchat.errors import LocalchatError, ModelInvalid, ModelMissing, UsageError
 from localchat.models.resolve import GUIDE, LAST_USED, last_model, locate
+from localchat.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from localchat.cli.resolve import Inputs
@@ -80,7 +81,7 @@ def _refuse(ctx: click.Context, inputs: "Inputs") -> WorkModel:
     names: list[str] = []
     try:
         models = read_index(inputs.paths, inputs.app.environ).models
-        names = [model.name for model in models if model.name != GUIDE]
+        names = [sanitize_line(model.name) for model in models if model.name != GUIDE]
     except LocalchatError:
         pass  # the message lists no choices then
     if names:

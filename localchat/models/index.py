@@ -1,6 +1,6 @@
 """Index of the models on this machine: guide, pulled models, loose files, aliases, other programs' models."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,8 +15,8 @@ from localchat.models.hub.manifest import Installed, installed
 from localchat.models.hub.safe_paths import is_known_kind
 from localchat.models.resolve import GUIDE, IN_COMMAND, locate
 
-Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted"]
-"""`kind` in `list --json`. `adopted`: a model of another program."""
+Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted", "path"]
+"""`kind` in `list --json`. `adopted`: a model of another program. `path`: one that was used by its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,33 @@ def read_index(paths: Paths, environ: Mapping[str, str]) -> ModelIndex:
     )
     aliases = _aliases(paths, environ)
     return ModelIndex((*own, *aliases, *external), discovered.notices)
+
+
+def used_by_path(names: Iterable[str], models: Iterable[Model]) -> Iterator[Model]:
+    """Yield the models whose paths are among used names, without those in `models`."""
+    listed = {_file_id(model.path) for model in models if model.path is not None}
+    for name in names:
+        path = Path(name)
+        if not path.is_absolute() or _file_id(path) in listed:
+            continue
+        try:
+            if not path.exists():
+                continue
+            files = files_of(path)
+        except OSError:
+            continue  # the name is too long, or the folder is not accessible
+        if files:
+            listed.add(_file_id(path))
+            yield Model(name, "path", "used by its path", path, files)
+
+
+def _file_id(path: Path) -> object:
+    """Return what identifies a file, whichever link names it."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # a name may have characters that no file name has
+        return path
+    return status.st_dev, status.st_ino
 
 
 def find_model(name: str, index: ModelIndex, paths: Paths, environ: Mapping[str, str]) -> Model:

@@ -18,6 +18,7 @@ from localchat.config.settings import Settings
 from localchat.engine.options import load_options
 from localchat.errors import ModelInvalid, ModelMissing, UsageError, reason
 from localchat.fit.load_options import MAX_LORA_SCALE, LoadOptions, LoraAdapter
+from localchat.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from localchat.models.catalog import Catalog
@@ -287,7 +288,7 @@ def _unknown_name(
         *external,
     }
     similar = quantizations_hint(typed, catalogue) or similar_names(typed, {*catalogue, *own})
-    yours = sorted({GUIDE, *own})
+    yours = [sanitize_line(name) for name in sorted({GUIDE, *own})]
     more = ""
     if len(yours) > _MAX_SHOWN_NAMES:
         more = ", … (localchat list)"

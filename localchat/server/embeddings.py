@@ -81,7 +81,7 @@ def embed(
         vectors = engine.embed(texts, truncate=truncate)
     except UsageError as error:
         if error.details.get("no_embeddings"):
-            message = "This model does not give embeddings; load an embedding model and name it in 'model'."
+            message = "This model cannot compute embeddings. Load an embedding model and name it in 'model'."
             raise bad_request(message, param="model", code="not_supported") from error
         raise
     # Some models could be cut to fewer dimensions, but their files do not say so.

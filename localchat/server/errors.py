@@ -51,6 +51,10 @@ _BATCH_ROUTES: Final = ("/files", "/batches")
 """OpenAI's routes for batches, which this server does not have."""
 
 
+REFUSAL: Final = "localchat.refusal"
+"""Key of the scope with the error of a refused request."""
+
+
 class ApiError(Exception):
     """An error as the API reports it."""
 
@@ -244,6 +248,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     Path and headers decide, so that every refusal has the format that the client expects: a missing key, a
     body that is not JSON, an unknown route.
     """
+    scope[REFUSAL] = error
     if isinstance(error, PromptTooLong):
         error.param = _PROMPT_FIELDS.get(normalize_path(scope["path"]), error.param)
     if is_anthropic(scope):

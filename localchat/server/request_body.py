@@ -112,7 +112,7 @@ def _check_type(request: Request) -> None:
         raise ApiError(
             415,
             "unsupported_media_type",
-            f"The content type is {content_type[:100]!r}; it must be application/json.",
+            f"The content type must be application/json; got {content_type[:100]!r}.",
         )
 
 
@@ -250,7 +250,7 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
         raise ApiError(
             415,
             "unsupported_media_type",
-            f"The content encoding is {encoding[:50]!r}; it must be one of {supported}, or none.",
+            f"The content encoding must be one of {supported}, or none; got {encoding[:50]!r}.",
             headers={"accept-encoding": supported},
         )
     return _decompress(body, make(), max_bytes)

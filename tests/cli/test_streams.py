@@ -49,6 +49,17 @@ def test_a_notice_in_mid_answer_waits_for_its_end(on_tty: OnTty) -> None:
     assert shared.getvalue() == "one two\nlocalchat: one thread fewer\n"
 
 
+def test_a_notice_in_a_log_is_one_line_whatever_names_it_has(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    terminal = Terminal({})
+    terminal.notify("a\nlocalchat: b is loaded")
+    monkeypatch.setattr(terminal, "_next_line_s", 0.0)
+    terminal.progress("loading a\nb")
+    lines = capfd.readouterr().err.splitlines()
+    assert lines == ["localchat: a␊localchat: b is loaded", "localchat: loading a␊b"]
+
+
 def test_reasoning_and_answer_are_parted(on_tty: OnTty) -> None:
     terminal, shared = on_tty()
     terminal.reasoning("hm")

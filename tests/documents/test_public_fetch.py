@@ -64,7 +64,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The base of a server at example.test, whose loopback address counts as public."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         port = running.server_address[1]
-        threading.Thread(target=running.serve_forever, daemon=True).start()
+        threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True).start()
         real: Callable[..., Any] = socket.getaddrinfo
 
         def resolve(host: str, *rest: Any, **options: Any) -> Any:

@@ -178,24 +178,28 @@ def test_the_number_of_names_is_limited() -> None:
 # ---------------------------------------------------------------------------- fields that are implemented
 
 
-@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions", "/completion"])
+@pytest.mark.parametrize("route", ROUTES)
 def test_ends_of_answers_reach_the_engine(stage: Stage, route: str) -> None:
-    reply = post(
-        stage,
-        route,
-        max_tokens=40,
-        n_predict=40,
-        min_tokens=30,
-        stop_token_ids=[7, 8],
-        include_stop_str_in_output=True,
-        bad_words=["no", ""],
-        repeat_penalty=1.3,
-        typ_p=0.9,
-    )
+    fields: dict[str, Any] = {
+        "min_tokens": 30,
+        "stop_token_ids": [7, 8],
+        "include_stop_str_in_output": True,
+        "bad_words": ["no", ""],
+        "ignore_eos": True,
+        "logit_bias": {"5": -1},
+        "repeat_penalty": 1.3,
+        "typ_p": 0.9,
+    }
+    if route.startswith("/api"):
+        fields = {"options": fields}
+    elif route in {"/v1/messages", "/v1/completions"}:
+        fields["max_tokens"] = 40
+    reply = post(stage, route, **fields)
     assert (reply.status, reply.headers.get(IGNORED)) == (200, None)
     last = stage.last
     assert (last.min_tokens, last.stop_tokens, last.keep_stop) == (30, (7, 8), True)
-    assert last.bad_words == ("no",)
+    assert (last.bad_words, last.ignore_eos) == (("no",), True)
+    assert last.sampling.logit_bias == {5: -1}
     assert last.sampling.repetition_penalty == 1.3
     assert last.sampling.typical_p == 0.9
 

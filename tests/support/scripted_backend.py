@@ -8,6 +8,7 @@ and logits are a function of exactly those tokens, so a wrong byte in the cache 
 
 import hashlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,8 @@ END_THINK = 259
 VOCAB = 260
 _KV_TYPES = ("f16", "q8_0", "q4_0")
 _SPECIALS = {BOS: b"<s>", EOS: b"</s>", THINK: b"<think>", END_THINK: b"</think>"}
+_TOKENS = {text: token for token, text in _SPECIALS.items()}
+_SPECIAL_TEXTS = re.compile(b"(" + b"|".join(map(re.escape, _TOKENS)) + b")")
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,11 +102,13 @@ class ScriptedTokenizer:
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         if text == FAULT:
             raise RuntimeError(text)
-        tokens = list(text.encode("utf-8", "surrogatepass"))
-        if special:
-            for token, mark in _SPECIALS.items():
-                tokens = _joined(tokens, list(mark), token)
-        return [BOS, *tokens] if add_bos else tokens
+        tokens = [BOS] if add_bos else []
+        encoded = text.encode("utf-8", "surrogatepass")
+        if not special:
+            return [*tokens, *encoded]
+        for part in _SPECIAL_TEXTS.split(encoded):
+            tokens += [_TOKENS[part]] if part in _TOKENS else part
+        return tokens
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         if not 0 <= token < VOCAB:
@@ -114,19 +119,6 @@ class ScriptedTokenizer:
 
     def special(self, name: str) -> int:
         return -1
-
-
-def _joined(tokens: list[int], mark: list[int], token: int) -> list[int]:
-    found = []
-    at = 0
-    while at < len(tokens):
-        if tokens[at : at + len(mark)] == mark:
-            found.append(token)
-            at += len(mark)
-        else:
-            found.append(tokens[at])
-            at += 1
-    return found
 
 
 Logits = Callable[[list[int], int], NDArray[np.float32]]

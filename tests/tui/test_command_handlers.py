@@ -384,6 +384,22 @@ def test_a_pull_without_the_network_is_refused(tmp_path: Path) -> None:
     play(Stage(tmp_path, changes={"offline": True}), what)
 
 
+def test_a_command_that_must_wait_returns_to_the_input(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.composer.write("go")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session.status.state == "writing")
+        await command(pilot, "/undo")
+        assert app.chat.composer.text == "/undo"
+        await pilot.press("escape")
+        await until(pilot, lambda: not app.session.busy)
+        await pilot.press("enter")
+        await until(pilot, lambda: not app.session.conversation.path())
+
+    play(Stage(tmp_path, script=held(Text(0, "so "))), steps)
+
+
 def test_what_must_wait_for_an_answer_is_a_hint_and_no_notice(tmp_path: Path) -> None:
     async def steps(pilot: Pilot[int]) -> None:
         app = app_of(pilot)

@@ -76,10 +76,16 @@ _SHOWN_CHARACTERS: Final = 200
 """Longest part of an unsent question that is shown again."""
 _SHOWN_CONVERSATIONS: Final = 10
 _KEYS_HELP: Final = (
-    ('"""', "Begins and ends a text of several lines."),
-    ("Ctrl+C", "Stops the answer and keeps the text so far."),
-    ("Ctrl+D", "Leaves, as /quit does."),
+    ('"""', "Begin and end a text of several lines."),
+    ("Ctrl+C", "Stop the answer and keep the text so far."),
+    ("Ctrl+D", "Leave, as /quit does."),
 )
+_LINE_HELP: Final = {
+    "history": "List the latest conversations.",
+    "stats": "Show the metrics of the last answer.",
+    "help": "Show this list.",
+}
+"""Help of commands that do less here than on the screen."""
 
 
 def chat(
@@ -537,9 +543,14 @@ class Repl:
             self._print_reply(reply)
 
     def _print_help(self) -> None:
-        rows = [(f"/{row.name} {row.arguments}".rstrip(), row.about) for row in LINE_COMMANDS]
-        for name, about in (*rows, *_KEYS_HELP):
-            self._terminal.print_line(f"{name:<15} {about}")
+        rows = [
+            (f"/{row.name} {row.arguments}".rstrip(), _LINE_HELP.get(row.name, row.about))
+            for row in LINE_COMMANDS
+        ]
+        rows += _KEYS_HELP
+        width = max(len(name) for name, _ in rows)
+        for name, about in rows:
+            self._terminal.print_line(f"{name:<{width}}  {about}")
 
     def _print_history(self) -> None:
         conversations = self._history.list(_SHOWN_CONVERSATIONS)

@@ -126,12 +126,12 @@ _MAX_CLIENTS: Final = 4096
 def command(ctx: click.Context, /, **_: object) -> int:
     """Measure a model or a server under load.
 
-    MODEL is a model of this machine, which gets a server of its own; the address of a running server, such as
+    MODEL is a model of this machine, for which bench starts a server; the address of a running server, such as
     http://127.0.0.1:8114; or remote:NAME of the settings. Several models are measured in turns. Clients send
     request after request over HTTP. Their number rises until more clients add no throughput. With --rate,
-    requests arrive at random, whether or not earlier ones were answered. The shape disruption lets streams
-    decode, and shows what a burst of long prompts does to them. Below the table stands how many people can use
-    the model within --ttft and --tpot. Ctrl+C stops the benchmark and prints the results so far.
+    requests arrive at random, whether or not earlier ones were answered. The shape disruption measures how a
+    burst of long prompts slows running streams. A line below the table estimates how many people can use the
+    model within --ttft and --tpot. Ctrl+C stops the benchmark and prints the results so far.
     """
     return measure_command(ctx, lambda: _measure(ctx), record_lines)
 

@@ -1,5 +1,6 @@
 """Command `localchat quality`: compares models, quantizations, KV types and backends by what they answer."""
 
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ _NEEDLE_LENGTHS: Final = (1024, 4096)
     "text_file",
     type=UserPath(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Text for perplexity and KL. Default: a small one that localchat brings.",
+    help="Text for perplexity and KL. Default: a small one that comes with localchat.",
 )
 @click.option("--history", is_flag=True, help="Use the text of your own conversations.")
 @click.option(
@@ -189,6 +190,11 @@ def _comparison_plan(ctx: click.Context, app: AppContext) -> _ComparisonPlan:
 
     options = ctx.params
     models = options["words"] or (default_model(ctx),)
+    if not options["words"] and not options["vary"]:
+        raise UsageError(
+            "quality needs a model, because it measures each one for minutes",
+            hint=f"the last one used: localchat quality {shlex.quote(models[0])}",
+        )
     if running := next(filter(is_running, models), None):
         raise UsageError(
             f"{running} is a running server, and quality loads its models itself",

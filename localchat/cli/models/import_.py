@@ -95,10 +95,11 @@ def _import_folder(app: AppContext, folder: Path, *, forget: bool) -> None:
     from localchat.models.external.stores import FOLDER
 
     paths = find_paths(app.environ)
+    shown = sanitize_line(str(folder))
     if forget:
         if not remove_folder(paths, folder):
             raise UsageError(f"{folder} is not one of the added folders")
-        tell(f"localchat: stopped using folder {folder}; its files stay")
+        tell(f"localchat: stopped using folder {shown}; its files stay")
         return
     add_folder(paths, folder)
     models = [
@@ -106,6 +107,6 @@ def _import_folder(app: AppContext, folder: Path, *, forget: bool) -> None:
         for model in find_external_models(app.environ, origins=(FOLDER,)).models
         if model.path is not None and model.path.is_relative_to(folder)
     ]
-    tell(f"localchat: added folder {folder}; models in it: {len(models)}")
+    tell(f"localchat: added folder {shown}; models in it: {len(models)}")
     for model in models:
-        tell(f"  {model.name}")
+        tell(f"  {sanitize_line(model.name)}")

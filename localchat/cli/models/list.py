@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localchat.cli.chat.conversation_options import open_history
 from localchat.cli.context import AppContext
 from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.streams import tell
-from localchat.config.paths import find_paths
+from localchat.config.paths import Paths, find_paths
+from localchat.errors import HistoryUnusable
 from localchat.sanitize import sanitize_line
 from localchat.units import size
 
@@ -26,20 +28,34 @@ def command(app: AppContext, as_json: bool) -> None:
     """List the models on this machine.
 
     The list has pulled and imported models, files in the models folder, and models of Ollama, LM Studio, the
-    Hugging Face cache and llama.cpp, which are used in place.
+    Hugging Face cache and llama.cpp, which are used in place. Models that were used by their path come last.
     """
     from localchat.cli.resolve import follow_library_setting
-    from localchat.models.index import read_index
+    from localchat.models.index import read_index, used_by_path
 
     follow_library_setting(app)
-    index = read_index(find_paths(app.environ), app.environ)
-    rows = list(_inspected(index.models))
+    paths = find_paths(app.environ)
+    index = read_index(paths, app.environ)
+    rows = list(_inspected((*index.models, *used_by_path(_used_names(paths), index.models))))
     for notice in index.notices:
         tell(f"localchat: {notice}")
     if as_json:
         print_json(app.environ, [_record(model, inspection) for model, inspection in rows])
     else:
         print_lines(app.environ, _lines(rows))
+
+
+def _used_names(paths: Paths) -> tuple[str, ...]:
+    """Return names of models that were used, the last one first."""
+    from localchat.history.used_models import used_models
+    from localchat.models.resolve import last_model
+
+    last = tuple(filter(None, [last_model(paths)]))
+    try:
+        with open_history(paths, to_read=True) as history:
+            return (*last, *used_models(history))
+    except HistoryUnusable:
+        return last
 
 
 def _inspected(models: "Iterable[Model]") -> "Iterator[tuple[Model, Inspection]]":

@@ -229,7 +229,7 @@ def _server(
             name = f"{model or 'its model'} at {url}"
             slots = server_properties(url, endpoint.key).get("total_slots")
         reason = f" ({chosen.why})" if chosen.why else ""
-        view.say(f"{name} answers{reason}")
+        view.say(f"the model is {name}{reason}")
         if not isinstance(slots, int) or slots <= 0:
             slots = _UNKNOWN_SLOTS
         yield BatchServer(

@@ -366,7 +366,9 @@ def _announce(
         f"curl {base}/chat/completions -H 'content-type: application/json'{key} -d "
         '\'{"messages":[{"role":"user","content":"Hello"}]}\''
     )
-    if not setup.terminal.stdout_is_closed:  # it is closed for a daemon
+    terminal = setup.terminal
+    is_shown = terminal.stdout_is_terminal and terminal.stderr_is_terminal
+    if not is_shown and not terminal.stdout_is_closed:  # it is closed for a daemon
         setup.terminal.answer(base)
         setup.terminal.end_answer(empty=False)
 

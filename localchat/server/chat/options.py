@@ -1,13 +1,13 @@
 """Options of an answer: sampling, limits and structure, with the checks that all protocols share."""
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from localchat.config.parameters import NO_BREAKERS, SAMPLERS
 from localchat.engine.request import GenerateRequest, Prompt, Sampling
-from localchat.server.chat.structure import AnswerFields, requested_grammar
+from localchat.server.chat.structure import AnswerFields, LogitBias, requested_grammar
 from localchat.server.config import ServerLimits
 from localchat.server.errors import bad_request
 
@@ -23,10 +23,6 @@ class AdapterScale(msgspec.Struct, frozen=True):
     scale: float
 
 
-LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
-"""Biases by token id or text, also as llama.cpp's list of pairs. False forbids the token."""
-
-
 class GenerationFields(AnswerFields, frozen=True, kw_only=True):
     """Fields that chats, plain completions and llama.cpp's routes share.
 
@@ -38,15 +34,8 @@ class GenerationFields(AnswerFields, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
-    logit_bias: LogitBias | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    """Token ids that end the answer. This and the next three fields are vLLM's."""
-    include_stop_str_in_output: bool | None = None
-    min_tokens: int | None = None
-    bad_words: str | list[str] | None = None
-    ignore_eos: bool | None = None
     lora: list[AdapterScale] | None = None
     """LoRA adapters that apply, by their index in `--lora`. From llama.cpp."""
     cache_salt: str | None = None
@@ -172,7 +161,7 @@ def _sampler_value(fields: GenerationFields, key: str) -> float | None:
             continue
         if not low <= value <= high:
             raise bad_request(
-                f"The field {name!r} is {value}; it must be {low} to {high}.", param=name
+                f"The field {name!r} must be from {low:g} to {high:g}; got {value:g}.", param=name
             )
         # Clients write -1 for off.
         result = max(value, sampler.engine_range[0])
@@ -225,7 +214,7 @@ def checked_choices(fields: GenerationFields, limits: ServerLimits) -> int:
     if n is None:
         return 1
     if not 1 <= n <= limits.choices:
-        raise bad_request(f"The field 'n' is {n}; it must be 1 to {limits.choices}.", param="n")
+        raise bad_request(f"The field 'n' must be from 1 to {limits.choices}; got {n}.", param="n")
     return n
 
 
@@ -236,7 +225,7 @@ def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, minimum
     """
     for name, tokens in requested.items():
         if tokens < minimum and tokens != -1:
-            raise bad_request(f"The field {name!r} is {tokens}; it must be positive.", param=name)
+            raise bad_request(f"The field {name!r} must be positive; got {tokens}.", param=name)
     return min([limits.answer_tokens, *(tokens for tokens in requested.values() if tokens >= 0)])
 
 
@@ -245,7 +234,7 @@ def _min_tokens(fields: GenerationFields, max_tokens: int) -> int:
     tokens = fields.min_tokens or 0
     if not 0 <= tokens <= max_tokens:
         raise bad_request(
-            f"The field 'min_tokens' is {tokens}; it must be 0 to {max_tokens}, the limit of the answer.",
+            f"The field 'min_tokens' must be from 0 to {max_tokens}, the limit of the answer; got {tokens}.",
             param="min_tokens",
         )
     return tokens
@@ -272,6 +261,6 @@ def checked_logprobs(count: int, param: str) -> int:
     """Return the number of alternatives for each token. Raises ApiError."""
     if not 0 <= count <= _MAX_LOGPROBS:
         raise bad_request(
-            f"The field {param!r} is {count}; it must be 0 to {_MAX_LOGPROBS}.", param=param
+            f"The field {param!r} must be from 0 to {_MAX_LOGPROBS}; got {count}.", param=param
         )
     return count

@@ -7,7 +7,7 @@ instead of the structure it expects.
 
 import json
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -66,7 +66,23 @@ class SamplingFields(SamplingNumbers, frozen=True, kw_only=True):
     """A list, or its JSON as KoboldCpp's clients send it."""
 
 
-class AnswerFields(SamplingFields, frozen=True, kw_only=True):
+LogitBias: TypeAlias = dict[str, float | bool] | list[tuple[int | str, float | bool]]
+"""Biases by token id or text, also as llama.cpp's list of pairs. False forbids the token."""
+
+
+class TokenFields(SamplingFields, frozen=True, kw_only=True):
+    """Sampling of every protocol, and the tokens that end an answer or are forbidden."""
+
+    logit_bias: LogitBias | None = None
+    stop_token_ids: list[int] | None = None
+    """Token ids that end the answer. This and the next three fields are vLLM's."""
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    bad_words: str | list[str] | None = None
+    ignore_eos: bool | None = None
+
+
+class AnswerFields(TokenFields, frozen=True, kw_only=True):
     """Fields of every protocol that shape an answer: its sampling and its structure."""
 
     grammar: str | None = None

@@ -93,7 +93,7 @@ def _check_single(body: NativeBody) -> None:
     for name in ("n", "n_cmpl"):
         if getattr(body, name) not in (None, 1):
             raise bad_request(
-                f"The field {name!r} is {getattr(body, name)}; only 1 is supported.", param=name
+                f"The field {name!r} must be 1; got {getattr(body, name)}.", param=name
             )
 
 

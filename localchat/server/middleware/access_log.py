@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localchat.engine.attached.protocol import PREFIX
 from localchat.sanitize import sanitize_line
+from localchat.server.errors import REFUSAL, ApiError
 from localchat.server.fields import HEADER, IGNORED, header_value
 from localchat.server.paths import is_anthropic, normalize_path
 from localchat.server.tracker import TrackedRequest
@@ -64,6 +65,7 @@ class AccessLogMiddleware:
             line = [id_, scope["method"], scope["path"][:_MAX_LOGGED], str(status)]
             if tracked is not None:
                 line += _request_fields(tracked)
+            line += _error_fields(inner.get(REFUSAL), tracked)
             if ignored := inner.get(IGNORED):
                 line.append(f"ignored={header_value(ignored).decode().replace(' ', '')}")
             line.append(f"took_ms={(time.perf_counter() - started_s) * 1000:.0f}")
@@ -91,6 +93,19 @@ def _request_fields(tracked: TrackedRequest) -> Sequence[str]:
         line.append(f"speedup={tracked.done.speculation.speedup:.2f}")
     if tracked.finish_reason:
         line.append(f"finish={tracked.finish_reason}")
-    if tracked.error:
-        line.append(f"error={tracked.error}")
     return line
+
+
+def _error_fields(refusal: ApiError | None, tracked: TrackedRequest | None) -> Sequence[str]:
+    """Return the code of an error, and the field of the request that caused it."""
+    code = ""
+    if refusal is not None:
+        code = refusal.label
+    if tracked is not None and tracked.error:
+        code = tracked.error
+    fields = []
+    if code:
+        fields.append(f"error={code}")
+    if refusal is not None and refusal.param:
+        fields.append(f"param={refusal.param[:_MAX_LOGGED].replace(' ', '')}")
+    return fields

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from localchat.server.chat.messages import ToolCallParam
-from localchat.server.chat.structure import SamplingFields
+from localchat.server.chat.structure import TokenFields
 from localchat.server.chat.tools import ChatTool
 
 
@@ -19,7 +19,7 @@ class OllamaMessage(msgspec.Struct, frozen=True):
     tool_call_id: str | None = None
 
 
-class OllamaOptions(SamplingFields, frozen=True):
+class OllamaOptions(TokenFields, frozen=True):
     """Sampling and limits. Options of the load, such as `num_gpu`, are ignored."""
 
     seed: int | None = None

@@ -27,7 +27,7 @@ from localchat.server.chat.options import (
     generate_request,
 )
 from localchat.server.chat.request import ChatRequest, engine_request
-from localchat.server.chat.structure import ResponseFormat, SamplingFields
+from localchat.server.chat.structure import ResponseFormat, TokenFields
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
 from localchat.server.ollama.protocol import (
@@ -132,8 +132,8 @@ def _seconds(text: str) -> float | None:
 
 def _invalid_duration(text: str) -> ApiError:
     return bad_request(
-        f"The field 'keep_alive' is {text[:50]!r}; it must be a number of seconds or a time such as "
-        "'5m' or '1h30m'; -1 keeps the model loaded, 0 unloads it.",
+        "The field 'keep_alive' must be a number of seconds or a time such as '5m' or '1h30m'; got "
+        f"{text[:50]!r}. -1 keeps the model loaded, 0 unloads it.",
         param="keep_alive",
     )
 
@@ -160,9 +160,9 @@ def _chat_options(body: AnswerBody) -> ChatRequest:
     limit = options.num_predict
     if limit is not None and limit < 0:
         limit = None
-    sampling = {name: getattr(options, name) for name in SamplingFields.__struct_fields__}
+    shared = {name: getattr(options, name) for name in TokenFields.__struct_fields__}
     fields = GenerationFields(
-        **sampling,
+        **shared,
         model=body.model,
         stream=body.stream is not False,
         seed=options.seed,

@@ -68,7 +68,7 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
     _refuse_stored_state(body)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise bad_request(
-            f"The field 'max_output_tokens' is {body.max_output_tokens}; it must be positive.",
+            f"The field 'max_output_tokens' must be positive; got {body.max_output_tokens}.",
             param="max_output_tokens",
         )
     tools = [named for index, tool in enumerate(body.tools or ()) for named in _tools(index, tool)]

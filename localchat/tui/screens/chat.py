@@ -341,13 +341,15 @@ class ChatScreen(Screen[None]):
 
     # Commands and their replies
 
-    def run_command(self, line: str) -> None:
-        """Run a line that begins with a slash."""
+    def run_command(self, line: str, *, typed: bool = False) -> None:
+        """Run a line that begins with a slash. A typed one that has to wait returns to the input."""
         self._remove_error()
         try:
             self._show_reply(self._runner.run(line))
         except LocalchatError as problem:
             self.show_error(problem)
+            if typed and isinstance(problem, AnswerUnderWay) and not self.composer.text:
+                self.composer.write(line)
 
     def show_error(self, problem: LocalchatError) -> None:
         """Show an error in the conversation, or as a hint if waiting resolves it."""
@@ -432,8 +434,8 @@ class ChatScreen(Screen[None]):
                 self._edit(None)
 
     def _open_models(self) -> None:
+        from localchat.history.used_models import used_models
         from localchat.tui.screens.models import ModelScreen
-        from localchat.tui.screens.used_models import used_models
 
         def closed(choice: "ModelChoice | None") -> None:
             if choice is None:
@@ -444,8 +446,10 @@ class ChatScreen(Screen[None]):
                 self.change(choice.name, {})
 
         session = self.session
-        read_used = partial(used_models, session.setup.model, session.recorder.history)
-        self.app.push_screen(ModelScreen(session.context, read_used), closed)
+        model = session.setup.model
+        read_used = partial(used_models, session.recorder.history)
+        screen = ModelScreen(session.context, (model.word, model.name), read_used)
+        self.app.push_screen(screen, closed)
 
     def _open_parameters(self) -> None:
         from localchat.tui.screens.parameters import ParameterScreen
@@ -605,7 +609,7 @@ class ChatScreen(Screen[None]):
 
     def on_composer_command_entered(self, event: Composer.CommandEntered) -> None:
         self.session.recorder.draft("")
-        self.run_command(event.line)
+        self.run_command(event.line, typed=True)
 
     def on_composer_refused(self, event: Composer.Refused) -> None:
         self.show_error(event.problem)

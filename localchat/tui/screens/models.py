@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 from textual import work
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from localchat.fit.memory_plan import MemoryPlan
     from localchat.models.catalog import CatalogEntry
     from localchat.session.context import ModelSetup, SessionContext
-    from localchat.tui.screens.used_models import UsedModels
 
 
 Kind: TypeAlias = Literal["here", "adopted", "catalogue", "unusable"]
@@ -84,13 +83,16 @@ class ModelScreen(ListDialog[ModelChoice]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("models")]
 
     def __init__(
-        self, context: "SessionContext", read_used: "Callable[[], UsedModels] | None" = None
+        self,
+        context: "SessionContext",
+        in_use: tuple[str, ...] = (),
+        read_used: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """`read_used` returns which models were used, and which is in use. Called in a thread."""
+        """`in_use` names the model in use. `read_used` names models that were used, in a thread."""
         super().__init__()
         self._session_context = context
         self._read_used = read_used
-        self._used: UsedModels | None = None
+        self._in_use = in_use
         self._models: dict[str, ModelEntry] = {}
         self._verdicts: dict[str, FitVerdict] = {}
         self._recommended: dict[str, str] = {}
@@ -176,7 +178,7 @@ class ModelScreen(ListDialog[ModelChoice]):
             style = "$success"
             if not is_narrow:
                 words = self._recommended[entry.name].partition(",")[0]
-        if self._used is not None and entry.name in self._used.in_use:
+        if entry.name in self._in_use:
             mark = "●"
             words = "in use"
         file_size = ""
@@ -237,9 +239,8 @@ class ModelScreen(ListDialog[ModelChoice]):
     @work(exclusive=True)
     async def _load(self) -> None:
         try:
-            if self._read_used is not None:
-                self._used = await asyncio.to_thread(self._read_used)
-            entries = await asyncio.to_thread(_entries, self._session_context, self._used)
+            used = (*self._in_use, *await asyncio.to_thread(self._read_used))
+            entries = await asyncio.to_thread(_entries, self._session_context, used)
         except LocalchatError as problem:
             self.show_about(str(problem))
             return
@@ -308,21 +309,16 @@ def _label(entry: ModelEntry) -> str:
     return entry.name
 
 
-def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[ModelEntry, ...]:
+def _entries(context: "SessionContext", used_names: Sequence[str]) -> tuple[ModelEntry, ...]:
     """Return local models, then the models of the catalogue that are not local."""
     from localchat.models.catalog import read_catalog
-    from localchat.models.index import read_index
+    from localchat.models.index import read_index, used_by_path
     from localchat.models.info.inspect import inspect
 
     entries: list[ModelEntry] = []
     models = read_index(context.paths, context.environ).models
-    listed = {_file_id(model.path) for model in models if model.path is not None}
-    used_paths: tuple[Path, ...] = ()
-    if used is not None:
-        used_paths = used.paths
-    for path in used_paths:
-        if _file_id(path) not in listed:
-            entries.append(ModelEntry(str(path), "here", _bytes_of(path), str(path)))
+    for model in used_by_path(used_names, models):
+        entries.append(ModelEntry(model.name, "here", model.size_bytes, model.name))
     for model in models:
         trouble = model.trouble or inspect(model).trouble
         about = trouble or model.origin
@@ -341,25 +337,6 @@ def _entries(context: "SessionContext", used: "UsedModels | None") -> tuple[Mode
             size_bytes = _published_bytes(published) or _estimate(published.parameters)
             entries.append(ModelEntry(name, "catalogue", size_bytes, published.about))
     return tuple(entries)
-
-
-def _file_id(path: Path) -> object:
-    """Return what identifies a file, whichever link names it."""
-    try:
-        status = path.stat()
-    except OSError:
-        return path
-    return status.st_dev, status.st_ino
-
-
-def _bytes_of(path: Path) -> int:
-    """Return the size of a file, or of the files in a folder."""
-    files = [path]
-    if path.is_dir():
-        files = list(path.iterdir())
-    with suppress(OSError):
-        return sum(file.stat().st_size for file in files)
-    return 0
 
 
 def _name_cells(cells: int) -> int:

@@ -123,26 +123,17 @@ class Welcome(Widget):
         return Content("\n" * above) + Content("\n").join(lines)
 
     def _rows(self, width: int, *, wrapped: bool) -> Iterator[WelcomeRow]:
-        """Yield all rows. `wrapped` wraps the sentences of the greeting instead of cutting them."""
+        """Yield all rows. `wrapped` wraps long lines instead of dropping their last parts."""
         greeting = self.greeting
-        # In a low window a sentence is cut, with an ellipsis.
-        is_low = self.size.height < _LOW_ROWS
         yield WelcomeRow(Content.styled("localchat", "bold $primary"), 0)
         yield _BLANK
         for number, line in enumerate(greeting.lines):
-            text = sanitize_line(line)
-            if wrapped and text.endswith("."):
-                rows = wrap(text, width)
-            elif is_low:
-                rows = [_shorten(text, width)]
-            else:
-                rows = _wrap_line(text, width)
             rank = 4 if number else 2
-            for row in rows:
+            for row in self._lines(sanitize_line(line), width, wrapped=wrapped):
                 yield WelcomeRow(Content.styled(row, "$foreground 70%"), rank)
         if greeting.usage:
             yield _BLANK
-            for row in _wrap_line(greeting.usage, width):
+            for row in self._lines(greeting.usage, width, wrapped=wrapped):
                 yield WelcomeRow(Content.styled(row, "$foreground 70%"), 6)
         number = 1
         if greeting.samples:
@@ -163,6 +154,15 @@ class Welcome(Widget):
         if greeting.chooses_model:
             key = key_names("screen.models", self._keys).partition(", ")[0]
             yield _choice(key, "choose a model", "model", width, 1)
+
+    def _lines(self, text: str, width: int, *, wrapped: bool) -> list[str]:
+        if wrapped:
+            return _wrap_parts(text, width)
+        shortened = _shorten(text, width)
+        # In a low window a sentence is cut, with an ellipsis.
+        if self.size.height < _LOW_ROWS or not shortened.endswith("…"):
+            return [shortened]
+        return wrap(text, width)
 
     def _offer_row(self, number: int, offer: Offer, width: int, rank: int) -> WelcomeRow:
         return _choice(offer_key(number, self._keys), offer.label, offer.action, width, rank)
@@ -190,12 +190,10 @@ def _fit_rows(rows: list[WelcomeRow], room: int) -> list[WelcomeRow]:
     return rows
 
 
-def _wrap_line(line: str, width: int) -> list[str]:
-    """Wrap a sentence, or shorten a line of parts."""
-    shortened = _shorten(line, width)
-    if shortened.endswith("…"):
-        return wrap(line, width)
-    return [shortened]
+def _wrap_parts(line: str, width: int) -> list[str]:
+    """Wrap a line. No row begins with the dot between two parts."""
+    rows = wrap(line.replace(" ·", "\u00a0·"), width)
+    return [row.replace("\u00a0", " ") for row in rows]
 
 
 def _shorten(line: str, width: int) -> str:

@@ -1,6 +1,7 @@
 """A conversation by lines: when it outgrows the context, and its commands."""
 
 import json
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -175,9 +176,16 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
         "there is no command /nonsense",
         "/set is a command of the screen",
         "There are no instructions.",
-        "Leaves, as /quit does.",
+        "Leave, as /quit does.",
     ):
         assert words in talk.shown
+
+
+def test_the_help_is_one_table_and_promises_nothing_of_the_screen(run: Run) -> None:
+    lines = run(["/help"]).shown.splitlines()
+    rows = [line for line in lines if line.startswith(("/", '"""', "Ctrl+"))]
+    assert len({re.search(r"  +(?=[A-Z])", row).end() for row in rows}) == 1  # type: ignore[union-attr]
+    assert not any("panel" in row or "rename" in row for row in rows)
 
 
 def test_an_unknown_command_names_those_of_the_line_mode(run: Run) -> None:

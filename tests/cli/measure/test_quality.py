@@ -46,6 +46,16 @@ def test_settings_are_compared(quality: Quality, script: Path, tmp_path: Path) -
     ElementTree.fromstring(chart.read_text())
 
 
+def test_without_a_model_the_last_one_is_named_and_not_measured(
+    quality: Quality, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localchat.cli.measure.quality.default_model", lambda ctx: str(script))
+    outcome = quality(*SHORT)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"localchat quality {script}" in outcome.err
+    assert quality(*SHORT, "--vary", "kv-type=f16,q8_0", "--only", "json").code == 0
+
+
 def test_a_result_that_cannot_be_drawn_is_shown_all_the_same(
     quality: Quality, script: Path, tmp_path: Path
 ) -> None:

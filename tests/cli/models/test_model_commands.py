@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from localchat.config.paths import find_paths
-from localchat.model_files.open_gguf import read_header
+from localchat.history.store import History
 from localchat.models.hub.manifest import Manifest, PulledFile, record
 from localchat.units import size as size_text
 from tests.support.cli_program import SCENARIOS, ScriptedApp
+from tests.support.conversations import talk
 from tests.support.external_stores import Hub, Ollama, gguf
 from tests.support.gguf_files import write_split
-from tests.support.llamacpp_models import write_llama
+from tests.support.histories import record
 from tests.support.terminal_screen import Call, Outcome, Screen
-from tests.support.tiny_checkpoints import write_checkpoint
 
 OLLAMA = "registry.ollama.ai/library"
 Verb = Callable[..., Outcome]
@@ -51,6 +51,34 @@ def rows(verb: Verb) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------- list
+
+
+def test_list_ends_with_models_that_were_used_by_their_path(
+    verb: Verb, models_dir: Path, tmp_path: Path
+) -> None:
+    gguf(models_dir / "mine.gguf")
+    used, gone = gguf(tmp_path / "used.gguf", 2), gguf(tmp_path / "gone.gguf", 3)
+    os.link(models_dir / "mine.gguf", tmp_path / "linked.gguf")
+    paths = find_paths(os.environ)
+    with History.open(paths.data_dir / "history.sqlite3") as history:
+        names = (
+            gone,
+            tmp_path / "linked.gguf",
+            used,
+            "elsewhere:7b",
+            "/no\0file",
+            f"/{'long' * 99}",
+        )
+        for model in map(str, names):
+            conversation = talk("hello")
+            conversation.model = model
+            record(history, conversation, conversation.nodes.values())
+    gone.unlink()
+    found = rows(verb)
+    assert list(found)[-1] == str(used)
+    assert (found[str(used)]["kind"], found[str(used)]["origin"]) == ("path", "used by its path")
+    assert found[str(used)]["size_bytes"] == used.stat().st_size
+    assert found.keys() == {"guide", "mine", str(used)}
 
 
 def test_list_names_every_origin(verb: Verb, models_dir: Path, home: Path, tmp_path: Path) -> None:
@@ -109,6 +137,18 @@ def test_a_name_cannot_move_the_cursor(
     assert code == 0
     assert "\x1b[2J" not in text
     assert "a\u241b[2Jb" in text
+
+
+def test_a_name_with_a_newline_is_one_line_of_an_error_and_of_a_message(
+    verb: Verb, models_dir: Path, tmp_path: Path
+) -> None:
+    error = verb("show", "/none\nlocalchat: all is well.gguf").err
+    assert error.splitlines()[0].endswith("/none␊localchat: all is well.gguf")
+    gguf(models_dir / "more\nlines.gguf")
+    assert "Your models: guide, more␊lines. " in verb("show", "nothing").err
+    gguf(tmp_path / "two\nlines" / "m.gguf")
+    added = verb("import", tmp_path / "two\nlines").err
+    assert "two␊lines; models in it: 1" in added
 
 
 # ---------------------------------------------------------------------------- show
@@ -377,34 +417,3 @@ def test_a_shell_completes_models_and_files(
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
     monkeypatch.setenv("_LOCALCHAT_COMPLETE", "bash_complete")
     assert verb().out.splitlines() == [completed]
-
-
-def test_quantize_writes_a_model_that_runs_by_name(
-    verb: Verb, models_dir: Path, tmp_path: Path
-) -> None:
-    source = write_llama(tmp_path / "tiny-f32.gguf")
-    outcome = verb("quantize", source, "--type", "q8_0")
-    assert outcome.code == 0, outcome.err
-    assert "localchat run tiny-q8_0" in outcome.err
-    assert read_header(models_dir / "tiny-q8_0.gguf").quantization == "Q8_0"
-    again = verb("quantize", source, "--type", "q8_0")
-    assert again.code == 2 and "exists already" in again.err
-    unknown = verb("quantize", source, "--type", "q4_k_x")
-    assert unknown.code == 2 and "Q4_K_M" in unknown.err
-
-
-def test_quantize_converts_a_checkpoint_to_the_file_that_is_named(
-    verb: Verb, models_dir: Path, tmp_path: Path
-) -> None:
-    write_checkpoint(tmp_path / "in", "qwen3")
-    target = tmp_path / "out.gguf"
-    outcome = verb("quantize", tmp_path / "in", target, "--type", "f16")
-    assert outcome.code == 0, outcome.err
-    assert f"localchat run {target}" in outcome.err
-    assert read_header(target).quantization == "F16"
-    twice = verb("quantize", tmp_path / "in", target, "--type", "f16")
-    assert twice.code == 2 and "exists already" in twice.err
-    (tmp_path / "in" / "tokenizer.json").unlink()
-    broken = verb("quantize", tmp_path / "in", tmp_path / "other.gguf", "--type", "f16")
-    assert broken.code == 3 and "tokenizer.json" in broken.err
-    assert not (tmp_path / "other.gguf").exists()

@@ -254,7 +254,7 @@ def test_the_first_interrupt_waits_for_the_lines_in_flight(
         wait_for_lines(tmp_path, 10, process)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        assert "answers" in process.stderr.readline()
+        assert "the model is" in process.stderr.readline()
         assert "Ctrl+C again ends at once" in process.stderr.readline()
         hold.set()
         _, err = process.communicate(timeout=_PATIENCE_S)
@@ -277,7 +277,7 @@ def test_the_second_interrupt_ends_at_once(
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        assert "answers" in process.stderr.readline()
+        assert "the model is" in process.stderr.readline()
         assert "Ctrl+C again ends at once" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=_PATIENCE_S)
@@ -412,5 +412,5 @@ def test_batch_uses_the_model_of_the_running_server(
         source({"model": "gpt-4o", "prompt": "hello"})
         outcome = batch()
     assert outcome.code == 0, outcome.err
-    assert f"{NAME} at {url} answers (the running server has it loaded)" in outcome.err
+    assert f"the model is {NAME} at {url} (the running server has it loaded)" in outcome.err
     assert [said(answer) for answer in answers(tmp_path)] == ["Hello."]

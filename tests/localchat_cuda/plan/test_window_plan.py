@@ -13,7 +13,7 @@ from localchat_cuda.plan import window_plan
 from localchat_cuda.plan.memory_plan import kv_token_bytes, plan
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.runner import DEPTH
-from tests.support.cuda_machines import GB, gpu, header
+from tests.support.cuda_machines import CONFIG, GB, gpu, header
 from tests.support.hub_configs import CONFIGS
 
 
@@ -66,6 +66,17 @@ def test_a_small_gpu_runs_fewer_sequences_at_once_in_smaller_steps() -> None:
     assert any(f"{can.max_rows} answers run at once" in note for note in found.notes)
     asked = planned(config, 13, 24, context_tokens=26_000)
     assert asked.fits and asked.window_pages < found.window_pages
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"), [(LoadOptions(), 16), (LoadOptions(more_slots=True), 128)]
+)
+def test_without_windows_as_many_answers_run_at_once_as_there_are_slots(
+    options: LoadOptions, rows: int
+) -> None:
+    found = plan(CONFIG, [header(15 * GB)], options, gpu(140 * GB, 141 * GB))
+    can = capabilities(CONFIG, LoadRequest(found, options))
+    assert can.max_slots == can.max_rows == rows
 
 
 @pytest.mark.parametrize("name", ["gemma3:27b", "gpt-oss:20b", "mistral-7b-v0.1"])

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from localchat.engine.attached.protocol import PREFIX
 from localchat.server.middleware.access_log import AccessLogMiddleware
+from tests.support.http_server import Stage, ask, settled
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,30 @@ def test_routine_questions_of_own_programs_are_not_logged(
     with caplog.at_level(logging.INFO, "localchat.server.requests"):
         asyncio.run(AccessLogMiddleware(app)(scope, nothing, nothing))  # type: ignore[arg-type]
     assert (path in caplog.text) is is_logged
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "fields"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "secret"}], "temperature": 99},
+            "error=unsupported_value param=temperature",
+        ),
+        ("/v1/messages", {"messages": [], "max_tokens": 0}, "error="),
+        ("/api/pull", {"model": "m"}, "error=not_supported"),
+        ("/nowhere", {}, "error="),
+    ],
+)
+def test_a_refusal_is_logged_with_its_code_and_without_text(
+    stage: Stage,
+    route: str,
+    body: dict[str, Any],
+    fields: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "localchat.server.requests"):
+        assert ask(stage, route, body).status >= 400
+        assert settled(lambda: route in caplog.text)
+    assert fields in caplog.text
+    assert "secret" not in caplog.text

@@ -26,7 +26,6 @@ from localchat.models.names import parse
 from localchat.models.published_shapes import published_model
 from localchat.session.context import CatalogEstimate
 from localchat.tui.screens import models
-from localchat.tui.screens.used_models import UsedModels
 from tests.support.histories import record
 from tests.support.tui_stage import Stage, app_of, play, until
 
@@ -235,7 +234,6 @@ def test_a_model_that_was_imported_as_a_hard_link_is_listed_once(tmp_path: Path)
     original.write_bytes(b"GGUF" + bytes(2_000))
     os.link(original, imported)
     context: Any = SimpleNamespace(paths=paths, environ=environ)
-    used = UsedModels((str(original), "original"), (original,))
-    names = [entry.name for entry in models._entries(context, used)]
+    names = [entry.name for entry in models._entries(context, (str(original), "original"))]
     assert "linked-Q8_0" in names
     assert str(original) not in names

@@ -346,6 +346,30 @@ def test_a_notice_of_the_load_hides_no_offer_of_a_first_run(tmp_path: Path) -> N
     play(Stage(tmp_path, models=("guide", "other"), first_run=found), what)
 
 
+@pytest.mark.parametrize("width", [80, 62, 40])
+def test_the_usage_is_whole_where_there_is_room_for_more_rows(tmp_path: Path, width: int) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        welcome = app_of(pilot).chat.query_one(Welcome)
+        await until(
+            pilot, lambda: "F1 explains the keys." in " ".join(str(welcome.render()).split())
+        )
+
+    play(Stage(tmp_path, models=("other",)), what, width=width)
+
+
+def test_no_row_of_the_greeting_begins_with_a_dot(tmp_path: Path) -> None:
+    found = FirstRun("AMD EPYC 9R14, 2 cores · 25 GB of memory · no GPU", (), FIRST.recommendations)
+
+    async def what(pilot: Pilot[int]) -> None:
+        welcome = app_of(pilot).chat.query_one(Welcome)
+        await until(pilot, lambda: "no GPU" in str(welcome.render()))
+        shown = str(welcome.render())
+        assert "25 GB of memory ·" in " ".join(shown.split())
+        assert not any(row.strip().startswith("·") for row in shown.splitlines())
+
+    play(Stage(tmp_path, models=("guide",), first_run=found), what, width=40, height=40)
+
+
 def test_the_greeting_is_whole_on_a_narrow_screen(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         await pilot.resize_terminal(36, 20)
