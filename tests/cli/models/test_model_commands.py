@@ -12,11 +12,11 @@ from localchat.config.paths import find_paths
 from localchat.history.store import History
 from localchat.models.hub.manifest import Manifest, PulledFile, record
 from localchat.units import size as size_text
+from tests.support import histories
 from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.conversations import talk
 from tests.support.external_stores import Hub, Ollama, gguf
 from tests.support.gguf_files import write_split
-from tests.support.histories import record
 from tests.support.terminal_screen import Call, Outcome, Screen
 
 OLLAMA = "registry.ollama.ai/library"
@@ -72,7 +72,7 @@ def test_list_ends_with_models_that_were_used_by_their_path(
         for model in map(str, names):
             conversation = talk("hello")
             conversation.model = model
-            record(history, conversation, conversation.nodes.values())
+            histories.record(history, conversation, conversation.nodes.values())
     gone.unlink()
     found = rows(verb)
     assert list(found)[-1] == str(used)
