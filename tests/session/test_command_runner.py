@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 from textual.pilot import Pilot
 
+from localchat.cli.chat.repl import _LINE_HELP
 from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.session.commands import COMMANDS, LINE_COMMANDS
 from localchat.tui.app import ChatApp
@@ -124,4 +125,4 @@ def test_the_line_mode_lists_its_commands(capfd: pytest.CaptureFixture[str]) -> 
     talk.history.close()
     for command in LINE_COMMANDS:
         assert f"/{command.name} " in talk.shown
-        assert command.about in talk.shown
+        assert _LINE_HELP.get(command.name, command.about) in talk.shown

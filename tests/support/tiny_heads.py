@@ -39,7 +39,12 @@ class Head:
         held["mtp.norm.weight"] = self.layer.model.norm.weight.detach().clone()
         held["mtp.fc.weight"] = self.join
         held["mtp.pre_fc_norm_embedding.weight"], held["mtp.pre_fc_norm_hidden.weight"] = self.norms
-        safetensors.torch.save_file(held, folder / "model-mtp.safetensors")
+        file = folder / "model-mtp.safetensors"
+        safetensors.torch.save_file(held, file)
+        index = folder / "model.safetensors.index.json"
+        content = json.loads(index.read_text("utf-8"))
+        content["weight_map"].update(dict.fromkeys(held, file.name))
+        index.write_text(json.dumps(content), "utf-8")
 
     def guesses(self, tokens: list[int], count: int) -> list[int]:
         """The likeliest tokens after `tokens`, one after the other."""
