@@ -23,6 +23,7 @@ _MAX_OUTPUT: Final = 30_000
 _MAX_READ_BYTES: Final = 4 << 20
 """Output after which a command is ended, because nothing reads the rest."""
 _PROBE_S: Final = 10
+_DRAIN_S: Final = 0.2
 _SECRET: Final = re.compile(
     r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|_DSN$|_PAT$|_PWD$", re.IGNORECASE
 )
@@ -130,6 +131,17 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept | {"TERM": "dumb", "NO_COLOR": "1", "PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
 
 
+async def drain(process: asyncio.subprocess.Process) -> None:
+    """Read the rest of the output of a process that has ended, for a moment.
+
+    Its pipe is closed with that. The event loop may end right after a cancelled call."""
+    assert process.stdout is not None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            while await process.stdout.read(1 << 16):
+                pass
+
+
 async def _run(
     words: tuple[str, ...], folder: Path, environ: dict[str, str], timeout_s: int
 ) -> str:
@@ -162,6 +174,7 @@ async def _run(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+        await drain(process)
     text = bounded(output.decode("utf-8", "replace").rstrip("\n"), _MAX_OUTPUT)
     status = process.returncode
     if not ending and status == 0:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from localchat.documents.folder import SKIPPED
+from localchat.tools.command import drain
 from localchat.tools.root import Root
 from localchat.tools.tool import ToolError
 
@@ -62,6 +63,7 @@ async def search(root: Path, arguments: SearchArguments) -> str:
         if process.returncode is None:
             process.kill()
             await process.wait()
+            await drain(process)
     status, _, text = output.decode("utf-8", "replace").partition("\n")
     if status != "ok":
         raise ToolError(text or "the search failed")
