@@ -92,9 +92,11 @@ def processed(
             + np.float32(params.presence_penalty)
         )
     for token, length in (repeats(tokens, params) if params.dry_multiplier else {}).items():
-        penalty = params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
+        # Settings are float32 on every backend.
+        growth = math.log(float(np.float32(params.dry_base)))
+        growth = math.exp((length - params.dry_allowed_length) * growth)
         if token < len(z):
-            z[token] -= np.float32(penalty)
+            z[token] -= np.float32(float(np.float32(params.dry_multiplier)) * growth)
     return z
 
 
