@@ -132,9 +132,9 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 async def drain(process: asyncio.subprocess.Process) -> None:
-    """Read the rest of the output of a process that has ended, for a moment.
+    """Read the rest of the output of a process that has ended, which closes its pipe.
 
-    Its pipe is closed with that. The event loop may end right after a cancelled call."""
+    The event loop may end right after a cancelled call. Waits a moment for programs that kept the pipe."""
     assert process.stdout is not None
     with suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN_S):

@@ -225,10 +225,15 @@ def constants(
     if gated:
         pairs = None
     if isinstance(weight, W4):
-        stored, k, group, e2m1 = weight.features_out, weight.features_in, weight.group, weight.e2m1
+        stored = weight.features_out
+        k = weight.features_in
+        group = weight.group
+        e2m1 = weight.e2m1
         require("x", x, (pairs, k), (torch.float16,), device)
     else:
-        (stored, k), group, e2m1 = weight.shape, 0, False
+        stored, k = weight.shape
+        group = 0
+        e2m1 = False
         require("x", x, (pairs, k), _HALVES, device)
         require("weight", weight, (stored, k), (x.dtype,), device)
     require("ids", choices.ids, (t, c), (torch.int32,), device)

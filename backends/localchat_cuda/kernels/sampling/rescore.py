@@ -334,7 +334,9 @@ def rescore(
 
     Draws and settings as in sample.draw, `known.counts` filled. upper: scratch fp32 [P, N]. Not supported: more
     than 8 rows, a head whose logits are capped, settings that `decides` refuses."""
-    (m, n), device, count = logits.shape, logits.device, draws.rows.shape[0]
+    m, n = logits.shape
+    device = logits.device
+    count = draws.rows.shape[0]
     hidden = rescoring.states.shape[1]
     if not 1 <= m <= MAX_ROWS:
         raise ValueError(f"logits: 1 to {MAX_ROWS} rows wanted, {m} given")
