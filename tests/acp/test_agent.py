@@ -593,6 +593,21 @@ def test_messages_that_are_no_objects_are_an_error_without_a_traceback(tmp_path:
     assert b"Traceback" not in result.stderr
 
 
+@pytest.mark.process
+def test_a_file_as_output_is_wrong_usage_and_no_traceback(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as file:
+        result = subprocess.run(
+            [sys.executable, "-m", "localchat", "acp"],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "HOME": str(tmp_path)},
+        )
+    assert result.returncode == 2
+    assert b"stdin or stdout is a file" in result.stderr
+    assert b"unexpected" not in result.stderr
+
+
 def test_without_the_library_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

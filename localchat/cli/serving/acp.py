@@ -1,6 +1,8 @@
 """Command `localchat acp`: answer an editor as an agent of the Agent Client Protocol."""
 
 import logging
+import os
+import stat
 import sys
 from typing import TYPE_CHECKING, cast
 
@@ -42,9 +44,14 @@ def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
     from localchat.history.store import History
     from localchat.session.engine_holder import EngineHolder
 
+    for stream in (sys.stdin, sys.stdout):
+        if stream is None or stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise UsageError(
+                "an editor talks to this command over pipes, and stdin or stdout is a file or closed"
+            )
     setup = resolve_setup(ctx)
     terminal = setup.terminal
-    if sys.stdin is not None and sys.stdin.isatty():
+    if sys.stdin.isatty():
         terminal.notify("an editor starts this command; Ctrl+D ends it")
 
     def open_history() -> History:
