@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from localchat.errors import (
     TemplateError,
 )
 from tests.support.cli_program import BEGIN, HOSTILE, INFO, SCENARIOS, ScriptedApp, answer
+from tests.support.paths import ROOT
 from tests.support.terminal_screen import Call
 
 
@@ -109,6 +111,13 @@ def test_json_is_one_object_with_exactly_the_promised_keys(call: Call) -> None:
         },
         "fingerprint": "f1",
     }
+
+
+def test_the_readme_lists_the_keys_of_the_json_object(call: Call) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    sentence = readme.partition("`--json` prints one object")[2].partition(";")[0]
+    keys = json.loads(call(SCENARIOS["thinks"], "--json", "hi").out)
+    assert re.findall(r"`(\w+)`", sentence) == list(keys)
 
 
 def test_several_choices_are_parted_and_listed_in_json(call: Call) -> None:
