@@ -61,10 +61,10 @@ def retry_after_s(header: str | None) -> float | None:
     return max(0.0, (aware - datetime.now(UTC)).total_seconds())
 
 
-def query_client(key: str = "", timeout_s: float = 5.0) -> httpx2.Client:
+def query_client(key: str = "") -> httpx2.Client:
     """Return a client for short queries to a server, such as its health."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx2.Client(transport=ProxyTransport(), headers=headers, timeout=timeout_s)
+    return httpx2.Client(transport=ProxyTransport(), headers=headers, timeout=5.0)
 
 
 class AsyncProxyTransport(httpx2.AsyncBaseTransport):

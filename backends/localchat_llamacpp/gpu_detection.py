@@ -1,16 +1,18 @@
 """Detects GPUs through llama.cpp if NVIDIA's driver reports none: AMD, Intel, integrated.
 
-As a module it prints a JSON list of devices (see helper_process.py).
+Run as a program, the module prints a JSON list of devices. Native code may crash, so callers load none of it.
 """
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 
 from localchat.backend_api.interface import Device
 from localchat.fit.hardware import Gpu, Machine
 from localchat_llamacpp.build_advice import can_offload, devices
-from localchat_llamacpp.helper_process import run_module
 
 _TIMEOUT_S = 20.0
 
@@ -44,11 +46,30 @@ def detect_gpus(machine: Machine) -> Machine:
     if machine.gpus or machine.unified_memory or not can_offload():
         return machine
     try:
-        output = run_module("gpu_detection", timeout_s=_TIMEOUT_S)
+        output = _run_as_program()
         detected = [Device(**fields) for fields in json.loads(output)]
     except (OSError, ValueError, TypeError):
         return machine  # it crashed or timed out, which the load itself will report
     return add_gpus(machine, lambda: detected)
+
+
+def _run_as_program() -> bytes:
+    """Return the stdout of this module, run as a program, even if it crashes. Raises OSError."""
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                "GGML_NO_BACKTRACE": "1",
+            },
+        ).stdout
+    except subprocess.TimeoutExpired as slow:
+        return slow.stdout or b""
 
 
 if __name__ == "__main__":

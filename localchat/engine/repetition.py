@@ -167,7 +167,7 @@ class LoopDetector:
         """Find lines that differ only in their leading number."""
         # The last line may be incomplete, and blank lines may separate the others.
         complete = text[: text.rfind("\n") + 1]
-        last = _last_lines(complete, 2)
+        last = _last_two_lines(complete)
         if len(last) < 2 or _without_number(last[0]) != _without_number(last[1]):
             return None
         lines = [match for match in _LINE.finditer(complete) if match[0].strip()]
@@ -264,10 +264,10 @@ def _min_plain_run(piece: str) -> int:
     return _MIN_PLAIN_CHARS
 
 
-def _last_lines(text: str, count: int) -> list[str]:
-    """Return the last lines that are not blank, the last one first. text: complete lines."""
+def _last_two_lines(text: str) -> list[str]:
+    """Return the last two lines that are not blank, the last one first. text: complete lines."""
     lines: list[str] = []
-    while text and len(lines) < count:
+    while text and len(lines) < 2:
         text, _, line = text.rpartition("\n")
         if line.strip():
             lines.append(line)

@@ -59,7 +59,7 @@ class Projector:
     @property
     def whole_tokens(self) -> int:
         """Tokens of the longest picture whose tokens attend to each other, and so need one step. 0: none."""
-        match self.type_of("vision"):
+        match self.vision_type:
             case "gemma3":
                 side = self.number("vision", "image_size") // max(
                     1, self.number("vision", "patch_size")
@@ -73,17 +73,18 @@ class Projector:
     @property
     def max_patches(self) -> int:
         """Patches of the largest picture that is encoded at once. 0 without pictures."""
-        if self.type_of("vision").startswith("qwen"):
+        if self.vision_type.startswith("qwen"):
             # A photo of a phone has that many. llama.cpp reserves half of it at the load.
             merge = self.number("vision", "spatial_merge_size") or 2
             return _QWEN_TOKENS * merge * merge
         patch = max(1, self.number("vision", "patch_size"))
         return int((self.number("vision", "image_size") // patch) ** 2)
 
-    def type_of(self, encoder: str) -> str:
-        """Return llama.cpp's name of an encoder's type. encoder: `vision` or `audio`."""
+    @property
+    def vision_type(self) -> str:
+        """llama.cpp's name for the type of the vision encoder. Empty: unknown."""
         metadata = self.header.metadata
-        for key in (f"clip.{encoder}.projector_type", "clip.projector_type"):
+        for key in ("clip.vision.projector_type", "clip.projector_type"):
             if isinstance(kind := metadata.get(key), str):
                 return kind
         return ""

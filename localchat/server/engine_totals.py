@@ -53,9 +53,9 @@ class EngineTotals:
         self._ended.setdefault(model, Counter()).update(_counts(stats))
 
 
-def labelled(counts: Counts, name: str) -> Iterable[tuple[str, int]]:
-    """Return label and value of one counter."""
-    return [(label, value) for (counter, label), value in counts.items() if counter == name]
+def failures(counts: Counts) -> Iterable[tuple[str, int]]:
+    """Return the error codes of failed requests, each with their number."""
+    return [(code, count) for (name, code), count in counts.items() if name == "failed"]
 
 
 def _counts(stats: EngineStats) -> dict[tuple[str, str], int]:

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from localchat.engine.events import Done, EngineStats
 from localchat.engine.interface import Engine
 from localchat.metrics import METRICS
-from localchat.server.engine_totals import COUNTS, EngineTotals, labelled
+from localchat.server.engine_totals import COUNTS, EngineTotals, failures
 from localchat.server.tracker import RequestTracker, TrackedRequest
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -167,7 +167,7 @@ class _EngineMetrics(Collector):
             labels=("model", "code"),
         )
         for model, counts in totals.items():
-            for code, count in labelled(counts, "failed"):
+            for code, count in failures(counts):
                 failed.add_metric((model, code), count)
         yield failed
 

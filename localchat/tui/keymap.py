@@ -144,8 +144,8 @@ def bindings(scope: str) -> list[Binding]:
     ]
 
 
-def validate_keymap(table: Mapping[str, str], where: str = "[keys]") -> dict[str, str]:
-    """Return the keymap of the settings, by id.
+def validate_keymap(table: Mapping[str, str]) -> dict[str, str]:
+    """Return the table [keys] of the settings, by id.
 
     Raises UsageError for an unknown id or key, or if two ids share a key.
     """
@@ -153,16 +153,16 @@ def validate_keymap(table: Mapping[str, str], where: str = "[keys]") -> dict[str
     for id_, keys in table.items():
         if id_ not in keys_by_id:
             raise UsageError(
-                f"{where}: there is no action {id_!r}", hint=did_you_mean(id_, keys_by_id)
+                f"[keys]: there is no action {id_!r}", hint=did_you_mean(id_, keys_by_id)
             )
         for key in _split(keys):
             if not _is_key(key):
                 raise UsageError(
-                    f"{where} {id_}: there is no key {key!r}",
+                    f"[keys] {id_}: there is no key {key!r}",
                     hint=f"{did_you_mean(key.rpartition('+')[2], _NAMED)[:200]}; modifiers stand first, "
                     "as in ctrl+k or alt+enter",
                 )
-    _refuse_clashes(table, where)
+    _refuse_clashes(table)
     return dict(table)
 
 
@@ -191,7 +191,7 @@ def _is_key(key: str) -> bool:
     return (len(name) == 1 and name.isprintable() and not name.isspace()) or name in _NAMED
 
 
-def _refuse_clashes(table: Mapping[str, str], where: str) -> None:
+def _refuse_clashes(table: Mapping[str, str]) -> None:
     ids: dict[tuple[str, str], str] = {}
     for key in KEYS:
         for name in _split(table.get(key.id, key.keys)):
@@ -204,7 +204,7 @@ def _refuse_clashes(table: Mapping[str, str], where: str) -> None:
                 other = ids.setdefault((scope, name), key.id)
                 if other != key.id:
                     raise UsageError(
-                        f"{where}: {name} would do two things, {other} and {key.id}",
+                        f"[keys]: {name} would do two things, {other} and {key.id}",
                         hint="give one of them another key",
                     )
 

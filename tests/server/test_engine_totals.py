@@ -1,7 +1,7 @@
 """Engine counters by model, which never go back."""
 
 from localchat.engine.events import EngineStats, MetricsSnapshot
-from localchat.server.engine_totals import EngineTotals, labelled
+from localchat.server.engine_totals import EngineTotals, failures
 
 NOW = MetricsSnapshot("decode")
 
@@ -18,7 +18,7 @@ def test_counts_stay_after_an_unload_and_go_on_with_the_next_engine() -> None:
     assert totals.totals()["m"]["drafted", ""] == 7
     totals.observe("m", second, stats(drafted=1, failed={"usage": 1, "busy": 1}))
     assert totals.totals()["m"]["drafted", ""] == 8
-    assert dict(labelled(totals.totals()["m"], "failed")) == {"usage": 3, "busy": 1}
+    assert dict(failures(totals.totals()["m"])) == {"usage": 3, "busy": 1}
 
 
 def test_engine_that_restarts_by_itself_does_not_set_counts_back() -> None:

@@ -139,14 +139,14 @@ class ToolCallFamily:
         return (*self.opens, *self.closes, *self.separators, *self.inner_tags)
 
 
-def tagged(tags: TagSyntax, begin: str = "", between: str = "\n", end: str = "") -> ToolCallSyntax:
+def tagged(tags: TagSyntax, begin: str = "", end: str = "") -> ToolCallSyntax:
     """Return the syntax of a family with a tag for each argument."""
     return ToolCallSyntax(
         head=tags.name[0],
         middle=tags.name[1] + tags.gap,
         tail=tags.end,
         begin=begin,
-        between=between,
+        between="\n",
         end=end,
         notation="tags",
         tags=tags,

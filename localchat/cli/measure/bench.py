@@ -210,7 +210,7 @@ def sweep_spec(ctx: click.Context) -> "SweepSpec":
     return SweepSpec(
         variants=combinations,
         shapes=shapes,
-        clients=parse_counts(options["clients"], "--clients", minimum=1, maximum=_MAX_CLIENTS),
+        clients=parse_counts(options["clients"], "--clients", maximum=_MAX_CLIENTS),
         max_clients=options["max_clients"],
         rounds=options["rounds"] or (3 if len(combinations) > 1 else 1),
         requests=options["requests"],

@@ -38,19 +38,17 @@ def default_model(ctx: click.Context) -> str:
     return work_model(ctx).local_word
 
 
-def parse_counts(
-    text: str | None, flag: str, *, minimum: int, maximum: int = _MAX_COUNT
-) -> tuple[int, ...]:
-    """Parse `1,4,16` or `0,2k`; empty without a text. Raises UsageError."""
+def parse_counts(text: str | None, flag: str, *, maximum: int = _MAX_COUNT) -> tuple[int, ...]:
+    """Parse numbers of at least 1, such as `1,4,16` or `2k`. Empty without a text. Raises UsageError."""
     if text is None:
         return ()
     counts: dict[int, None] = {}
     for part in map(str.strip, text.split(",")):
         digits = part.lower().removesuffix("k")
-        if not (digits.isascii() and digits.isdecimal()) or int(digits) < minimum:
+        if not (digits.isascii() and digits.isdecimal()) or int(digits) < 1:
             raise UsageError(
-                f"{flag} {text}: {part!r} is not a number of at least {minimum}",
-                hint=f"as in {flag} {'0,2k,8k' if minimum == 0 else '1,4,16'}",
+                f"{flag} {text}: {part!r} is not a number of at least 1",
+                hint=f"as in {flag} 1,4,16",
             )
         count = int(digits)
         if part.lower().endswith("k"):

@@ -211,7 +211,7 @@ def _comparison_plan(ctx: click.Context, app: AppContext) -> _ComparisonPlan:
         text_digest=hashlib.sha256(text.encode()).hexdigest()[:16],
         window_tokens=options["window"],
         most_windows=options["most_windows"],
-        needle_lengths=parse_counts(options["needles"], "--needles", minimum=1) or _NEEDLE_LENGTHS,
+        needle_lengths=parse_counts(options["needles"], "--needles") or _NEEDLE_LENGTHS,
         needle_depths=options["depths"],
         tasks=options["tasks"],
         questions=questions_file.name if questions_file is not None and questions else "",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from localchat.cli.resolve import Inputs
     from localchat.config.paths import Paths
     from localchat.config.settings import Settings
-    from localchat.errors import ModelMissing, NetworkError
     from localchat.fit.hardware import Machine
     from localchat.fit.load_options import LoadOptions
     from localchat.model_files.checkpoint import ModelSummary
