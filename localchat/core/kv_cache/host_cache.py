@@ -5,6 +5,7 @@ The idea of prompt caching in host memory is llama-server's (`--cache-ram`).
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -21,41 +22,25 @@ HOST_CACHE_OFF = "dropped for another conversation, because swapping to RAM is o
 TOO_LARGE = "dropped for another conversation, because it is larger than the RAM for swapping"
 
 
+@dataclass(slots=True, eq=False)
 class SavedState:
     """Saved state of a slot."""
 
-    __slots__ = (
-        *("disposable", "earliest", "exact", "key", "last_use", "owner"),
-        *("prefix", "salt", "stored"),
-    )
-
-    def __init__(
-        self,
-        key: int,
-        salt: str,
-        prefix: TokenPrefix,
-        earliest: int,
-        disposable: bool,
-        last_use: int,
-        owner: str,
-        stored: bool,
-        exact: int,
-    ) -> None:
-        self.key = key
-        self.salt = salt
-        self.prefix = prefix
-        self.earliest = earliest
-        """Lowest position in the state."""
-        self.disposable = disposable
-        """The conversation left this branch: a regenerated answer, reasoning that the next prompt omits, or a
-        second choice. Such states are evicted first, unless they are used."""
-        self.last_use = last_use
-        self.owner = owner
-        """Conversation for which the state may go to the disk. Empty: it may not."""
-        self.exact = exact
-        """Leading tokens whose KV has the bits of a fresh computation."""
-        self.stored = stored
-        """The state does not have to go to the disk."""
+    salt: str
+    prefix: TokenPrefix
+    earliest: int
+    """Lowest position in the state."""
+    exact: int
+    """Leading tokens whose KV has the bits of a fresh computation."""
+    disposable: bool = False
+    """The conversation left this branch: a regenerated answer, reasoning that the next prompt omits, or a
+    second choice. Such states are evicted first, unless they are used."""
+    owner: str = ""
+    """Conversation for which the state may go to the disk. Empty: it may not."""
+    stored: bool = True
+    """The state does not have to go to the disk."""
+    key: int = 0
+    last_use: int = 0
 
 
 class _LostPrefix(NamedTuple):
@@ -148,17 +133,8 @@ class HostCache:
 
         `pinned` is never evicted to make room.
         """
-        return self._keep(
-            lambda key: Save(slot, key),
-            salt,
-            prefix,
-            earliest,
-            disposable,
-            pinned,
-            owner,
-            stored,
-            exact,
-        )
+        state = SavedState(salt, prefix, earliest, exact, disposable, owner, stored)
+        return self._keep(state, lambda key: Save(slot, key), pinned)
 
     def adopt(
         self,
@@ -169,62 +145,57 @@ class HostCache:
         exact: int = 0,
     ) -> list[MemoryOp]:
         """Save a state that was loaded from the disk."""
-        return self._keep(
-            lambda key: Import(key, ranges), salt, prefix, earliest, False, None, "", True, exact
-        )
+        state = SavedState(salt, prefix, earliest, exact)
+        return self._keep(state, lambda key: Import(key, ranges))
 
     def _keep(
         self,
+        state: SavedState,
         operation: Callable[[int], MemoryOp],
-        salt: str,
-        prefix: TokenPrefix,
-        earliest: int,
-        disposable: bool,
-        pinned: SavedState | None,
-        owner: str,
-        stored: bool,
-        exact: int,
+        pinned: SavedState | None = None,
     ) -> list[MemoryOp]:
-        """Record a state, and return `operation` with its key. Evict others to make room."""
-        ids = prefix.ids
+        """Record a state, unless another one serves as well. Evict others to make room.
+
+        Returns the discards of the others, and `operation` with the key of the state.
+        """
+        salt = state.salt
+        length = len(state.prefix)
+        ids = state.prefix.ids
         for saved in map(self._state, islice(self._index.extensions(salt, ids), _NEIGHBOURS)):
-            serves = self._serves(len(saved.prefix), saved.earliest, len(prefix))
-            if serves and saved.exact >= exact:
-                if not disposable:
+            serves = self._serves(len(saved.prefix), saved.earliest, length)
+            if serves and saved.exact >= state.exact:
+                if not state.disposable:
                     self.touch(saved)
                 return []
         older = [
             saved
             for saved in map(self._state, self._index.prefixes(salt, ids))
             if saved is not pinned
-            and exact >= saved.exact
-            and self._serves(len(prefix), earliest, len(saved.prefix))
+            and state.exact >= saved.exact
+            and self._serves(length, state.earliest, len(saved.prefix))
         ]
-        size = self._size_bytes(len(prefix))
-        saved_prefix = prefix.head(len(prefix))
-        victims = self._victims(size, older, disposable, pinned)
+        size = self._size_bytes(length)
+        state.prefix = state.prefix.head(length)
+        victims = self._victims(size, older, state.disposable, pinned)
         if victims is None:
             why = EVICTED
             if not self._capacity_bytes:
                 why = HOST_CACHE_OFF
             elif size > self._capacity_bytes:
                 why = TOO_LARGE
-            self.record_lost(salt, saved_prefix, why)
+            self.record_lost(salt, state.prefix, why)
             return []
         ops: list[MemoryOp] = [self._remove(saved) for saved in (*older, *victims)]
         for saved in victims:
             self.record_lost(saved.salt, saved.prefix, EVICTED)
-        key = self.next_key()
-        used = self._next_use()
-        saved = SavedState(
-            key, salt, saved_prefix, earliest, disposable, used, owner, stored, exact
-        )
-        states = self._disposable if disposable else self._kept
-        states[key] = saved
-        self._index.add(salt, saved_prefix.ids, key)
+        state.key = self.next_key()
+        state.last_use = self._next_use()
+        states = self._disposable if state.disposable else self._kept
+        states[state.key] = state
+        self._index.add(salt, state.prefix.ids, state.key)
         self._bytes += size
-        self.tokens += len(saved_prefix)
-        return [*ops, operation(key)]
+        self.tokens += length
+        return [*ops, operation(state.key)]
 
     def unstored(self) -> Iterator[SavedState]:
         """Return the states that may go to the disk, the least recently used first."""
