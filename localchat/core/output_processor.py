@@ -388,6 +388,11 @@ class OutputProcessor:
             self._event_sender.prompt_logprobs(request_state)
 
     def _commit(self, sequence: Sequence, computed: int, earliest: int, ahead: int = 0) -> None:
+        """Record in the KV cache that the first `computed` tokens of a sequence are valid.
+
+        If drafts were rejected and the model cannot rewind, the sequence continues at an earlier token.
+        `earliest` and `ahead`: as for KVCacheManager.commit.
+        """
         if sequence.uncommitted and self._has_blocks:
             self._kv_cache.commit(sequence.number, sequence.tokens, sequence.computed)
         sequence.uncommitted = False
@@ -400,7 +405,6 @@ class OutputProcessor:
         sequence.computed = computed
         sequence.recomputed = 0
         if update.kept is not None:
-            # Drafts were rejected, and the model cannot rewind to the accepted ones.
             sequence.computed = sequence.launched = update.kept
             if update.kept:
                 sequence.recomputed = sequence.known - 1 - update.kept

@@ -209,6 +209,7 @@ def read_rotations(fields: ConfigFields, head_dim: int, context: int) -> Rotatio
 def _read(
     fields: ConfigFields, section: Mapping[str, Any], head_dim: int, context: int
 ) -> Rotation:
+    """Read a rotation from a section of the config, whose own fields are the defaults. Raises ModelInvalid."""
     theta = fields.number("rope_theta", fields.number("rope_theta", 10000.0), section, above=1.0)
     share = fields.number(
         "partial_rotary_factor", fields.number("partial_rotary_factor", 1.0), section
@@ -224,24 +225,24 @@ def _read(
     kind = section.get("rope_type") or section.get("type") or "default"
     if "short_factor" in section:
         kind = "longrope"
-    # "mrope" has three positions per token, which are equal in text without images.
-    if kind in ("default", "mrope"):
-        return Rotation(theta, None, rotary_columns)
-    if kind == "linear":
-        return Rotation(theta, LinearScaling(fields.number("factor", 1.0, section)), rotary_columns)
-    if kind == "dynamic":
-        return Rotation(
-            theta,
-            DynamicNtkScaling(fields.number("factor", 1.0, section), context, theta),
-            rotary_columns,
-        )
-    if kind == "llama3":
-        return Rotation(theta, _llama3(fields, section), rotary_columns)
-    if kind == "yarn":
-        return _yarn(fields, section, theta, rotary_columns, context)
-    if kind in ("longrope", "su"):
-        return _long(fields, section, theta, columns, head_dim, context)
-    raise fields.unsupported(f"rotary positions of type {kind}")
+    scaling: Scaling | None = None
+    match kind:
+        case "default" | "mrope":
+            pass  # mrope has three positions per token, which are equal in text without images
+        case "linear":
+            scaling = LinearScaling(fields.number("factor", 1.0, section))
+        case "dynamic":
+            factor = fields.number("factor", 1.0, section)
+            scaling = DynamicNtkScaling(factor, context, theta)
+        case "llama3":
+            scaling = _llama3(fields, section)
+        case "yarn":
+            return _yarn(fields, section, theta, rotary_columns, context)
+        case "longrope" | "su":
+            return _long(fields, section, theta, columns, head_dim, context)
+        case _:
+            raise fields.unsupported(f"rotary positions of type {kind}")
+    return Rotation(theta, scaling, rotary_columns)
 
 
 def _original(fields: ConfigFields, section: Mapping[str, Any], default: float) -> int:

@@ -71,7 +71,10 @@ def repetition_penalties(
 
 
 def _counts(text: NDArray[np.int64], breakers: bytes, allowed: int, limit: int) -> dict[int, int]:
-    """Return the largest count, at most `limit`, of each token with one of at least `allowed`."""
+    """Return the length of the longest repetition that each token would continue, at most `limit`.
+
+    Tokens whose repetition is shorter than `allowed`, and breakers, are left out.
+    """
     counts: dict[int, int] = {}
     if not allowed:
         counts = dict.fromkeys(text[1:].tolist(), 0)

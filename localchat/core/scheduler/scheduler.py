@@ -308,18 +308,20 @@ class Scheduler:
             step.tokens_left += reserved
 
     def _admit_before(self, step: StepBuilder, prompts: list[Sequence], at_once: int) -> None:
-        """Admit from the queue before a long prompt takes all tokens. Urgent requests get all of them."""
-        urgent = self.waiting[0].priority > prompts[0].priority
-        long = any(sequence.needs > step.tokens_left for sequence in prompts)
-        if not urgent and (len(prompts) >= at_once or not long):
-            return
-        share = step.tokens_left
-        if not urgent:
+        """Admit waiting requests before the running prompts take all tokens of the step.
+
+        Urgent requests may take all tokens. Others may take one share, if a prompt exceeds the step.
+        """
+        reserved = 0
+        if self.waiting[0].priority <= prompts[0].priority:
+            is_long = any(sequence.needs > step.tokens_left for sequence in prompts)
+            if len(prompts) >= at_once or not is_long:
+                return
             share = self._shares.tokens_each(step.tokens_left, len(prompts) + 1)
-        remaining = max(0, step.tokens_left - share)
-        step.tokens_left = min(share, step.tokens_left)
+            reserved = max(0, step.tokens_left - share)
+        step.tokens_left -= reserved
         self._admit_waiting(step)
-        step.tokens_left += remaining
+        step.tokens_left += reserved
 
     def _admit_waiting(self, step: StepBuilder) -> None:
         """Admit from the queue while a useful part of the budget is left."""

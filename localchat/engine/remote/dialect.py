@@ -40,7 +40,7 @@ class Dialect:
         return body
 
     def learn(self, failure: LocalchatError, body: dict[str, Any]) -> bool:
-        """Return whether another form of a rejected body may be accepted."""
+        """Learn from an error which fields the server rejects. Return True to send the request again."""
         message = str(failure)
         if (
             self._max_tokens != _NEW_MAX_TOKENS

@@ -73,6 +73,7 @@ class Download:
         )
 
     def _fill(self, part: PartialFile, file: RemoteFile) -> None:
+        """Download the rest of a file, and resume after failures. Raises NetworkError after too many."""
         failures = 0
         restarts = part.restarts
         while part.length < file.size:
@@ -87,8 +88,9 @@ class Download:
                         hint="the server sends another file each time, or cannot resume a download; "
                         "run the same command again later",
                     ) from problem
-                gained = part.length - before
-                failures = 1 if gained >= max(1, min(1 << 20, file.size // 100)) else failures + 1
+                if part.length - before >= max(1, min(1 << 20, file.size // 100)):
+                    failures = 0  # it made progress
+                failures += 1
                 self._wait(why, failures, problem.asked_s, part.length)
 
     def _wait(self, why: str, failures: int, asked_s: float | None, kept: int) -> None:

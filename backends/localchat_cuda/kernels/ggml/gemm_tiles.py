@@ -277,24 +277,26 @@ def _dequantize_kernel(weight, out, N, K: tl.constexpr, TILES: tl.constexpr, for
 
 @lru_cache(maxsize=512)
 def tile_config_for(rows: int, n: int, k: int, sms: int) -> TiledGemmConfig:
-    """Choose tiles and splits: four programs a multiprocessor, or three of 64 rows, six where they share.
+    """Choose tiles, and as many splits along K as give each multiprocessor several programs.
 
-    Up to 32 rows a program takes 128 features if that leaves enough programs. H200, gate and up of a 7B in
-    Q4_K, 32 rows: 36 us; with 64 features 47; without splits, where the last round is a small part of one, 44.
+    A program computes 32 or 64 rows by 64 features, or by 128 if that leaves enough programs. H200, gate and up
+    of a 7B in Q4_K, 32 rows: 36 us; with 64 features 47; without splits, whose last wave is nearly empty, 44.
     """
-    tile = 32 if rows <= 32 else 64
-    halves = -(-k // 128)
-    max_splits = max(1, min(halves // 4, 14))
-    wide = -(-n // 128)
-    if tile == 32:
-        blocks = 2 if wide * max_splits >= 2.5 * sms else 1
-        stages = 4
+    tile_rows = 32 if rows <= 32 else 64
+    max_splits = max(1, min(-(-k // 128) // 4, 14))
+    wide_programs = -(-n // 128)
+    if rows <= 32:
+        is_wide = wide_programs * max_splits >= 2.5 * sms
+        programs_per_sm = 4
     else:
-        blocks = 2 if rows <= tile and wide >= 4 * sms else 1
-        stages = 6 if rows > tile else 3
-    programs = -(-n // (64 * blocks)) * -(-rows // tile)
-    splits = max(1, min(round(stages * sms / programs), max_splits))
-    return TiledGemmConfig(TileConfig(blocks, 4, 3 if tile // blocks != 32 else 4, splits), tile)
+        is_wide = rows <= 64 and wide_programs >= 4 * sms
+        # Programs of several row tiles share weights.
+        programs_per_sm = 3 if rows <= 64 else 6
+    blocks = 2 if is_wide else 1
+    programs = -(-n // (64 * blocks)) * -(-rows // tile_rows)
+    splits = max(1, min(round(programs_per_sm * sms / programs), max_splits))
+    depth = 4 if tile_rows == 32 * blocks else 3
+    return TiledGemmConfig(TileConfig(blocks, 4, depth, splits), tile_rows)
 
 
 def gemm(

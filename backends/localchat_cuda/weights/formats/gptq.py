@@ -125,7 +125,10 @@ class Gptq:
         )
 
     def _zeros(self, layer: _GptqTensors) -> torch.Tensor:
-        """Return the zeros, uint8 [N, G]."""
+        """Return the zeros, uint8 [N, G]. Adds the one that files of version 1 subtract.
+
+        If that is ambiguous, take the reading whose zeros are nearer to the mean codes.
+        """
         stored = layer.zeros
         if not self.zeros_minus_one:
             return stored
@@ -134,10 +137,10 @@ class Gptq:
             return by_code
         # A zero of 0 was stored as the largest code, with or without a borrow from its neighbor.
         by_word = _borrowed(layer)
-        middles = _middles(layer)
+        means = _mean_codes(layer)
         differ = by_code != by_word
-        distance_by_code = (by_code.float() - middles)[differ].abs().sum()
-        distance_by_word = (by_word.float() - middles)[differ].abs().sum()
+        distance_by_code = (by_code.float() - means)[differ].abs().sum()
+        distance_by_word = (by_word.float() - means)[differ].abs().sum()
         return by_code if bool(distance_by_code < distance_by_word) else by_word
 
 
@@ -148,7 +151,7 @@ def _borrowed(layer: _GptqTensors) -> torch.Tensor:
     return unpack_codes(words, 1, layer.bits).t()
 
 
-def _middles(layer: _GptqTensors) -> torch.Tensor:
+def _mean_codes(layer: _GptqTensors) -> torch.Tensor:
     """Return the mean code of each group [N, G]."""
     n = layer.codes.shape[0]
     groups = layer.words.shape[0]
@@ -164,9 +167,9 @@ def _stored_minus_one(layer: _GptqTensors) -> bool | None:
     high = int(stored.max())
     if low == high and low in (symmetric - 1, symmetric):
         return low == symmetric - 1
-    middles = _middles(layer)
-    distance = float((middles - stored).abs().mean())
-    distance_plus_one = float((middles - ((stored + 1) & layer.max_code)).abs().mean())
+    means = _mean_codes(layer)
+    distance = float((means - stored).abs().mean())
+    distance_plus_one = float((means - ((stored + 1) & layer.max_code)).abs().mean())
     if abs(distance - distance_plus_one) < _CLEARLY:
         return None
     return distance_plus_one < distance

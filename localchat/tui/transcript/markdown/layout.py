@@ -99,12 +99,22 @@ class MarkdownLayout:
 
     def rows(self, tokens: "list[Token]", *, first: bool = True) -> list[Row]:
         """Return rows with a blank row between blocks, and before the first block unless `first`."""
-        return list(self._blocks(tokens, (), (), first, False, 0))
+        return list(self._blocks(tokens, (), (), 0, first=first))
 
     def _blocks(
-        self, tokens: "list[Token]", lead: Lead, later: Lead, first: bool, tight: bool, depth: int
+        self,
+        tokens: "list[Token]",
+        lead: Lead,
+        later: Lead,
+        depth: int,
+        *,
+        first: bool = True,
+        tight: bool = False,
     ) -> Iterator[Row]:
-        """Yield the rows of blocks. `lead` precedes the first row, `later` all others."""
+        """Yield the rows of blocks in a list of `depth`. `lead` precedes the first row, `later` all others.
+
+        A blank row precedes each block but the `first`. A `tight` list has none.
+        """
         index = 0
         while index < len(tokens):
             end = _close(tokens, index)
@@ -140,9 +150,7 @@ class MarkdownLayout:
                 yield from self._list(token, inside, lead, later, depth)
             case "blockquote_open":
                 bar = self._deeper(later, (_QUOTE,))
-                yield from self._blocks(
-                    inside, self._deeper(lead, (_QUOTE,)), bar, True, False, depth
-                )
+                yield from self._blocks(inside, self._deeper(lead, (_QUOTE,)), bar, depth)
             case "formula":
                 from localchat.tui.transcript.markdown import latex  # as in inline.py
 
@@ -205,7 +213,7 @@ class MarkdownLayout:
                 # Too deep to indent: the bullet becomes part of the text.
                 start = lead
                 item = _marked(item, bullet.text)
-            yield from self._blocks(item, start, below, True, tight, depth + 1)
+            yield from self._blocks(item, start, below, depth + 1, tight=tight)
             lead = later
 
     def _table(
