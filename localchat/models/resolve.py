@@ -158,6 +158,7 @@ def remote_model(remote: Remote, why: str) -> ResolvedModel:
 
 
 def _locate(name: str, paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
+    """Find the model that a path or a name means. Raises ModelMissing, UsageError."""
     if name == GUIDE:
         return ResolvedModel(GUIDE, GUIDE, _guide(why), why)
     from localchat.models.external.discovery import find_external_file, missing_external
@@ -168,27 +169,25 @@ def _locate(name: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
         is_there = path.exists()
     except OSError as problem:  # a folder that is closed to this user, or a name that is too long
         raise ModelMissing(f"{name} cannot be read{_chosen(why)}: {reason(problem)}") from problem
-    if not is_there:
-        if stored := find_in_folder(name, paths.models_dir):
-            return ResolvedModel(name, name, stored, why)
-        if external := find_external_file(name, environ):
-            return ResolvedModel(name, name, external, why)
-    if _is_path(name) or is_there:
-        from localchat.model_files.checkpoint import is_checkpoint
-
-        if is_checkpoint(path) or (path / "config.json").is_file():
-            return ResolvedModel(str(path.absolute()), path.name, path.absolute(), why)
+    if is_there:
+        file = path.absolute()
+        if (path / "config.json").is_file():
+            return ResolvedModel(str(file), path.name, file, why)
         if path.is_dir():
             raise UsageError(f"{name} is a folder ({why})", hint=_inside(path))
-        if not is_there:
-            hint = "give the path of a GGUF file that exists"
-            if name.startswith(("http://", "https://")):
-                hint = f"to use the server at this address: localchat --remote {name}"
-            raise missing_external(name, why) or ModelMissing(
-                f"there is no file {name}{_chosen(why)}", hint=hint
-            )
-        return ResolvedModel(str(path.absolute()), path.stem, path.absolute(), why)
-    return _pulled(name, paths, why, environ)
+        return ResolvedModel(str(file), path.stem, file, why)
+    if stored := find_in_folder(name, paths.models_dir):
+        return ResolvedModel(name, name, stored, why)
+    if external := find_external_file(name, environ):
+        return ResolvedModel(name, name, external, why)
+    if not _is_path(name):
+        return _pulled(name, paths, why, environ)
+    hint = "give the path of a GGUF file that exists"
+    if name.startswith(("http://", "https://")):
+        hint = f"to use the server at this address: localchat --remote {name}"
+    raise missing_external(name, why) or ModelMissing(
+        f"there is no file {name}{_chosen(why)}", hint=hint
+    )
 
 
 def _of_other_program(name: str, why: str, environ: Mapping[str, str]) -> ResolvedModel | None:

@@ -140,7 +140,9 @@ class SessionTools:
             call = report.call
             run = ToolRun(report.state, report.title, report.seconds, len(report.text))
             id_ = call_id(answer.id, numbers[call.id])
-            session.view.put(ToolCallBlock(id_, call.name, call.arguments, False, run, report.text))
+            session.view.put(
+                ToolCallBlock(id_, call.name, call.arguments, run=run, result=report.text)
+            )
 
         self.journal().begin(conversation.id, answer.id)
         self._running = asyncio.create_task(turn.run(calls, show))

@@ -274,10 +274,11 @@ class _Chooser:
         if requested != "auto" and layers:
             experts = min(requested, self.budgets.shape.all_layers)
         for kv_type in self.candidate_types:
+            candidate = Candidate(kv_type, bool(window), layers, experts)
             if not (self.options.window_only and window):
-                yield Candidate(kv_type, False, layers, experts)
+                yield candidate._replace(window_only=False)
             if window:
-                yield Candidate(kv_type, True, layers, experts)
+                yield candidate
 
     def _expert_candidates(self) -> Iterator[Candidate]:
         """Yield all layers on the GPU, and the experts that fit there at the goal.

@@ -45,11 +45,11 @@ def _arguments(args: Sequence[str], params: Sequence[click.Parameter]) -> Iterat
     values_left = 0
     for index, text in enumerate(args):
         if text == "--":
-            yield from (_Argument(text, False) for text in args[index:])
+            yield from (_Argument(text, is_word=False) for text in args[index:])
             return
         if values_left:
             values_left -= 1
-            yield _Argument(text, False)
+            yield _Argument(text, is_word=False)
             continue
         is_word = not text.startswith("-") or text == "-" or _is_dashed_word(text, value_counts)
         yield _Argument(text, is_word)

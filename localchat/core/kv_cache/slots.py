@@ -8,6 +8,7 @@ continues in place. A new conversation shares its common prefix with a running o
 
 import heapq
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -37,33 +38,26 @@ computing takes 4 ms on two cores or 0.1 ms on a GPU. A short prefix of a long s
 _EXACT_CHUNKS = "a request with a seed or at temperature 0 reuses whole chunks of its own kind"
 
 
+@dataclass(slots=True, eq=False)
 class _SlotEntry:
     """Tokens computed in a slot. The slot may hold more cells."""
 
-    __slots__ = (
-        *("compact", "disposable", "earliest", "exact", "held", "owner"),
-        *("prefix", "salt", "seen", "slot", "stored"),
-    )
-
-    def __init__(
-        self, slot: int, salt: str, prefix: TokenPrefix, earliest: int, *, disposable: bool = False
-    ) -> None:
-        self.slot = slot
-        self.salt = salt
-        self.prefix = prefix
-        self.earliest = earliest
-        """Lowest position in the slot, as measured in step `seen`."""
-        self.seen = 0
-        self.disposable = disposable
-        self.exact = 0
-        """Leading tokens whose KV has the bits of a fresh computation."""
-        self.compact = False
-        """The slot was filled in an empty cache, so its cells start at the first one."""
-        self.owner = ""
-        self.stored = False
-        """See SavedState."""
-        self.held = -1
-        """Slot with the state of `prefix` while drafts are verified. -1: none."""
+    slot: int
+    salt: str
+    prefix: TokenPrefix
+    earliest: int
+    """Lowest position in the slot, as measured in step `seen`."""
+    seen: int = 0
+    exact: int = 0
+    """Leading tokens whose KV has the bits of a fresh computation."""
+    compact: bool = False
+    """The slot was filled in an empty cache, so its cells start at the first one."""
+    disposable: bool = False
+    owner: str = ""
+    stored: bool = False
+    """See SavedState."""
+    held: int = -1
+    """Slot with the state of `prefix` while drafts are verified. -1: none."""
 
 
 _NOTHING = CacheUpdate()
@@ -217,6 +211,10 @@ class SlotKVCacheManager(KVCacheManager):
     def _miss_reason(
         self, ids: Ids, salt: str, best: int, longest_unusable: int, reason: str, differs: bool
     ) -> str:
+        """Return why more than `best` tokens of `ids` are not reused. Empty: nothing more was cached.
+
+        reason: why `longest_unusable` tokens cannot be used. differs: the best entry goes on with other tokens.
+        """
         if best == len(ids):
             return ""
         lost, how = self._host_cache.longest_lost(ids, salt)
@@ -243,10 +241,9 @@ class SlotKVCacheManager(KVCacheManager):
         assert isinstance(hit.source, _SlotPrefix)
         assert hit.source.version == self._version, "the hit is older than the last change"
         source = hit.source.entry
-        cached = hit.cached
         if not self._slots and self._idle is None:
             return None
-        if self._free() < self._cells_wanted(source, cached):
+        if self._free() < self._cells_wanted(source, hit.cached):
             return None
         ops: list[MemoryOp] = []
         idle = self._idle
@@ -257,34 +254,51 @@ class SlotKVCacheManager(KVCacheManager):
             idle.disposable |= shared == len(idle.prefix)
         if idle is not None and idle is source:
             entry = idle
-            if cached < len(idle.prefix):
-                if len(idle.prefix) - cached >= self._min_swap_tokens:
-                    # With less in common, it is another conversation with the same start.
-                    same = idle.disposable or 2 * cached >= len(idle.prefix)
-                    idle.disposable = idle.owner == owner and same
-                    ops += self._swap_out(idle, None)
-                ops += self._truncate(idle, cached)
-                idle.prefix = idle.prefix.head(cached)
-                idle.exact = min(idle.exact, cached)
-            idle.disposable = False
+            ops += self._rewind_idle(idle, hit.cached, owner)
         else:
             if idle is not None:
                 ops += self._evict_to_host(idle, source if isinstance(source, SavedState) else None)
-            prefix = source.prefix.head(cached) if source else TokenPrefix(np.empty(0, np.int32))
-            earliest = source.earliest if source else 0
-            if isinstance(source, _SlotEntry):
-                earliest = self._guaranteed_from(cached, self._earliest(source))
-            entry = _SlotEntry(heapq.heappop(self._slots), salt, prefix, earliest)
-            entry.seen = self._steps
-            entry.exact = min(source.exact, cached) if source else 0
-            entry.compact = not self._running
-            ops += self._load_prefix(entry.slot, source, cached)
+            entry = self._new_entry(source, hit.cached, salt)
+            ops += self._load_prefix(entry.slot, source, hit.cached)
         self._cells.extend(entry.slot, 1)
         entry.owner = owner
         entry.stored = False
         self._running[seq] = entry
         self._version += 1
         return CacheUpdate(tuple(ops))
+
+    def _rewind_idle(self, idle: _SlotEntry, cached: int, owner: str) -> list[MemoryOp]:
+        """Truncate the idle entry to its first `cached` tokens. Save it first if that loses many tokens."""
+        ops: list[MemoryOp] = []
+        lost = len(idle.prefix) - cached
+        if lost and lost >= self._min_swap_tokens:
+            # With less in common, it is another conversation with the same start.
+            same = idle.disposable or 2 * cached >= len(idle.prefix)
+            idle.disposable = idle.owner == owner and same
+            ops += self._swap_out(idle, None)
+        if lost:
+            ops += self._truncate(idle, cached)
+            idle.prefix = idle.prefix.head(cached)
+            idle.exact = min(idle.exact, cached)
+        idle.disposable = False
+        return ops
+
+    def _new_entry(
+        self, source: _SlotEntry | SavedState | None, cached: int, salt: str
+    ) -> _SlotEntry:
+        """Return an entry in a free slot, whose first `cached` tokens come from `source`."""
+        slot = heapq.heappop(self._slots)
+        if source is None:
+            entry = _SlotEntry(slot, salt, TokenPrefix(np.empty(0, np.int32)), 0)
+        else:
+            earliest = source.earliest
+            if isinstance(source, _SlotEntry):
+                earliest = self._guaranteed_from(cached, self._earliest(source))
+            entry = _SlotEntry(slot, salt, source.prefix.head(cached), earliest)
+            entry.exact = min(source.exact, cached)
+        entry.seen = self._steps
+        entry.compact = not self._running
+        return entry
 
     def _cells_wanted(self, source: _SlotEntry | SavedState | None, cached: int) -> int:
         """Return the free cells that an allocation needs.

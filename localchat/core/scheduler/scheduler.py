@@ -441,7 +441,9 @@ class Scheduler:
         row = StepRow(seq, self._kv_cache.slot(seq), start, tokens, (), sequence.new_blocks)
         sequence.new_blocks = ()
         position = step.add_position(LogitsPosition(len(step.rows), 0, seq))
-        step.add(row, ScheduledRow(sequence, start, 1, (), 0, [position], True), is_decode=True)
+        step.add(
+            row, ScheduledRow(sequence, start, 1, (), 0, [position], is_plain=True), is_decode=True
+        )
         return True
 
     def _add_row(self, step: StepBuilder, sequence: Sequence, share: int = 0) -> None:

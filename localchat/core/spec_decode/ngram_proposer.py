@@ -178,7 +178,7 @@ class NgramProposer:
                 sources = []
                 longest = length
             if length == longest:
-                sources.append(_CopySource(position, length, False))
+                sources.append(_CopySource(position, length, near=False))
         near = self._source_near_lost_copy(context)
         if near is not None and (not sources or near.length + _NEAR_BONUS >= longest):
             return [near]
@@ -204,10 +204,10 @@ class NgramProposer:
             if tokens[position] == last:
                 length = self._text.match_length(context, position)
                 if length >= min_length and (best is None or length > best.length):
-                    best = _CopySource(position, length, True)
+                    best = _CopySource(position, length, near=True)
         if best is None and age == 0 and lost.position < end:
             # The likeliest edit replaces one token by another: continue after it.
-            return _CopySource(lost.position, 0, True)
+            return _CopySource(lost.position, 0, near=True)
         return best
 
     def _extrapolate(self, sources: list[_CopySource], limit: int) -> list[float]:

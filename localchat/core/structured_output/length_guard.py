@@ -176,7 +176,7 @@ class LengthGuard:
         """Decide whether to close the text now, after `generated` tokens with `left` to go."""
         steps = self.steps(matcher, min(left, _MAX_STEPS))
         if steps is None:
-            return ClosingState(False, generated + max(1, left // 8))
+            return ClosingState(check_at=generated + max(1, left // 8))
         reserve = left - steps - min(_RESERVE, (generated + left) // _RESERVED_PART)
         if 0 < reserve < _NEAR_TOKENS:
             # Another item may be longer than the reserve.
