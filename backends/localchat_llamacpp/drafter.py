@@ -142,17 +142,15 @@ def refuse_other_vocabulary(name: str, draft: int, target: int) -> None:
         raise ModelInvalid(f"{name} cannot be a draft model for this one: {why}.", hint=SAME_FAMILY)
 
 
+@dataclass(slots=True, eq=False)
 class _SlotText:
     """Tokens of a sequence in a slot of the draft context."""
 
-    __slots__ = ("slot", "start", "tokens", "verified")
-
-    def __init__(self, slot: int, start: int) -> None:
-        self.slot = slot
-        self.start = start
-        self.tokens: list[int] = []
-        self.verified = 0
-        """Leading tokens that are not drafts. Later ones may be truncated."""
+    slot: int
+    start: int
+    tokens: list[int] = field(default_factory=list)
+    verified: int = 0
+    """Leading tokens that are not drafts. Later ones may be truncated."""
 
 
 @dataclass(slots=True)

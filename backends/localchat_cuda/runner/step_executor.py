@@ -8,7 +8,7 @@ requests them, a few rows at a time, because 2,048 rows of 152k logits would tak
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -75,21 +75,16 @@ class PreparedStep(NamedTuple):
     """Logits come from the head's int8 copy. The sampler recomputes those that matter."""
 
 
+@dataclass(frozen=True, eq=False)
 class _DecodeTemplate:
     """Step of single tokens, from which the arrays of the next ones are derived."""
 
-    def __init__(
-        self,
-        rows: tuple[StepRow, ...],
-        prepared: PreparedStep,
-        words: NDArray[np.int32],
-        longest: int,
-    ) -> None:
-        """`words`: the arrays in the step buffer. `longest`: tokens of the longest text after the step."""
-        self.rows = rows
-        self.prepared = prepared
-        self.words = words
-        self.longest = longest
+    rows: tuple[StepRow, ...]
+    prepared: PreparedStep
+    words: NDArray[np.int32]
+    """Arrays in the step buffer."""
+    longest: int
+    """Tokens of the longest text after the step."""
 
     @cached_property
     def steps(self) -> NDArray[np.int32]:

@@ -8,6 +8,7 @@ from before them counts as a saved one.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -28,22 +29,20 @@ class _SavedPrefixState(NamedTuple):
     prefix: TokenPrefix
 
 
+@dataclass(slots=True, eq=False)
 class _RunningState:
     """State in a running sequence's slot, and the saved copies of it."""
 
-    __slots__ = ("extended", "held", "keys", "prefix", "salt", "saved")
-
-    def __init__(self, salt: str, prefix: TokenPrefix, saved: int) -> None:
-        self.salt = salt
-        self.prefix = prefix
-        self.saved = saved
-        """Length of the longest saved prefix."""
-        self.keys: list[int] = []
-        """Keys of the saved states."""
-        self.held = -1
-        """Key of the state of `prefix` while drafts are verified. -1: none."""
-        self.extended = 0
-        """Upper limit of the tokens that launched steps may have computed."""
+    salt: str
+    prefix: TokenPrefix
+    saved: int
+    """Length of the longest saved prefix."""
+    keys: list[int] = field(default_factory=list)
+    """Keys of the saved states."""
+    held: int = -1
+    """Key of the state of `prefix` while drafts are verified. -1: none."""
+    extended: int = 0
+    """Upper limit of the tokens that launched steps may have computed."""
 
 
 class _HybridPrefix(NamedTuple):

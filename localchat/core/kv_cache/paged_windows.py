@@ -14,6 +14,7 @@ cache manager.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from localchat.backend_api.interface import Copy, MemoryOp
@@ -27,24 +28,20 @@ _SPARE_BLOCKS = 1
 _NO_WINDOW = "its sliding window was evicted to make room"
 
 
+@dataclass(slots=True, eq=False)
 class _SequenceWindow:
     """Window blocks of a running sequence."""
 
-    __slots__ = ("committed", "ends", "first", "leaf", "published", "table")
-
-    def __init__(
-        self, table: list[int], first: int, committed: int, ends: range, full: int
-    ) -> None:
-        self.table = table
-        self.first = first
-        """Index of the first table entry that the sequence still holds."""
-        self.committed = committed
-        self.ends = ends
-        """Table entries that the end of the prompt attends to."""
-        self.leaf: PrefixNode | None = None
-        """Last node that names one of the blocks."""
-        self.published = full
-        """Tokens whose full nodes name their blocks."""
+    table: list[int]
+    first: int
+    """Index of the first table entry that the sequence still holds."""
+    committed: int
+    ends: range
+    """Table entries that the end of the prompt attends to."""
+    published: int
+    """Tokens whose full nodes name their blocks."""
+    leaf: PrefixNode | None = None
+    """Last node that names one of the blocks."""
 
 
 class _WindowedPrefix(NamedTuple):
