@@ -97,7 +97,7 @@ def open_head(weights: Weights, request: LoadRequest, threads: int) -> "LlamaDra
         window_only=False,
     )
     context, buffers = open_context(weights, spec, head=True)
-    # Unmasked: llama.cpp's graphs of heads output the states of all tokens, wherever logits are asked for.
+    # Not masked: llama.cpp's graphs of heads output the states of all tokens, with or without logits.
     api.llama_set_embeddings_nextn(context, True, False)
     vocab_size = int(api.llama_vocab_n_tokens(_vocabulary(weights.handle)))
     states = HeadStates(int(api.llama_model_n_embd_out(weights.handle)))

@@ -36,7 +36,7 @@ class Buffer(NamedTuple):
 class NativeLog:
     """Log lines of the library, newest last.
 
-    Written from whatever thread calls the library; deque.append is atomic and readers copy.
+    Any thread that calls the library writes to it. deque.append is atomic, and readers copy.
     """
 
     def __init__(self) -> None:

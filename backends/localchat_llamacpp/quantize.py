@@ -226,7 +226,7 @@ def _choice(
     *,
     has_output: bool,
 ) -> str:
-    """Return the format that a mix gives a matrix, before its row width is considered."""
+    """Return the format of a matrix in a mix, before its row width is considered."""
     mix = _MIXES[quantization]
     layers = header.number("block_count")
     layer = _layer(tensor.name)

@@ -53,9 +53,9 @@ class Slots:
         window_tokens: int = 0,
         mrope: bool = False,
     ) -> None:
-        """count: slots 0..count-1. can_truncate: whether a slot's tail can be removed. window_tokens: those
-        that sliding-window layers keep of each slot, where they do not keep all; else 0. mrope: whether the
-        tokens of a picture share positions."""
+        """count: slots 0..count-1. can_truncate: True if a slot's tail can be removed. window_tokens: tokens of
+        each slot that sliding-window layers cache; 0: all. mrope: True if the tokens of a picture share
+        positions."""
         self._api: Any = library().api
         self._context = context
         self._memory = self._api.llama_get_memory(context)
@@ -135,7 +135,7 @@ class Slots:
     def measure(self, slot: int) -> int:
         """Read from the cache how many tokens the slot holds, after a step that ended early."""
         if self.mrope:
-            # Positions do not tell. Such a model computes all of a batch or nothing.
+            # Shared positions cannot be counted, but such a model computes all of a batch or nothing.
             return self.lengths[slot]
         self.lengths[slot] = int(self._api.llama_memory_seq_pos_max(self._memory, slot)) + 1
         return self.lengths[slot]
@@ -146,23 +146,24 @@ class Slots:
         return self.shared_positions[slot].token(position)
 
     def _alias(self, src: int, dst: int, tokens: int) -> bool:
+        """Share the first `tokens` of a slot with another slot. Return False if there is no room."""
         self._check(src)
         self.drop(dst)
         if src in self.lost:
             return False
         assert tokens <= self.lengths[src], f"slot {src} has no {tokens} tokens to share"
-        # Recurrent models copy their whole state, whatever range is asked for.
+        # For recurrent models, llama.cpp ignores the range and copies the whole state.
         assert self._cuttable or tokens == self.lengths[src], "this model shares whole states only"
         table = self.shared_positions[src]
         if tokens:
             self._api.llama_memory_seq_cp(self._memory, src, dst, 0, table.position(tokens))
         self.lengths[dst] = tokens
         self.shared_positions[dst] = table
-        # A longer text may fill the sliding-window layers, and shared they would stay full.
+        # A text longer than the window may fill its layers, and shared cells would stay occupied.
         return not 0 < self._window_tokens < tokens or self._copy_window(dst)
 
     def _copy_window(self, slot: int) -> bool:
-        """Give a slot cells of its own in the sliding-window layers. False: there is no room."""
+        """Copy shared cells of the sliding-window layers for this slot. Return False if there is no room."""
         size = int(self._api.llama_state_seq_get_size_ext(self._context, slot, _WINDOW_LAYERS))
         if size == int(self._api.llama_state_seq_get_size(self._context, slot)):
             return True  # this library keeps all layers in one cache
@@ -179,7 +180,7 @@ class Slots:
         self._saved[key] = _SavedState((StateRange(0, tokens, state),), tokens)
 
     def _state(self, slot: int, table: PositionTable) -> memoryview:
-        """Return the state of a slot. Where tokens share positions, their table follows it."""
+        """Return the state of a slot, followed by its position table if tokens share positions."""
         trailer = table.encode() if self.mrope else b""
         size = int(self._api.llama_state_seq_get_size(self._context, slot))
         state = np.empty(size + len(trailer), np.uint8)
@@ -190,13 +191,14 @@ class Slots:
         return state.data
 
     def _restore(self, key: int, slot: int, tokens: int) -> bool:
+        """Load the first `tokens` of a saved state into a slot. Return False if there is no room."""
         saved = self._saved[key]
         self.drop(slot)
         single = len(saved.ranges) == 1
         for range_ in saved.ranges:
             if range_.start >= tokens and not single:
                 break
-            # Loading empties its target first: the ranges pass through the scratch slot, without a copy.
+            # Loading empties its target first, so several ranges pass through the scratch slot.
             target = slot if single else self._scratch
             table = self.shared_positions[slot]
             if not self._load(range_.data, target):
@@ -212,7 +214,7 @@ class Slots:
         return True
 
     def _load(self, state: memoryview, slot: int) -> bool:
-        """Fill a slot from a state. False: there is no room, or the library refuses the state."""
+        """Load a state into a slot. Return False without room, or if the library rejects the state."""
         table = NO_TABLE
         if self.mrope:
             state, table = PositionTable.split(state)

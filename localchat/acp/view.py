@@ -85,7 +85,7 @@ class ClientView:
         self._calls: set[str] = set()
         """Ids of the calls that the client knows."""
         self._asking: ToolCallBlock | None = None
-        """The call that consent is being asked for."""
+        """Call whose consent the user is deciding on."""
         self._updates: asyncio.Queue[Any] = asyncio.Queue()
         self._sender = asyncio.create_task(self._send())
 

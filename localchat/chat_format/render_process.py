@@ -34,7 +34,7 @@ _WATCH_MEMORY = sys.platform == "darwin"
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """Limits of one render. They grow with the input, because a long conversation gives a long prompt."""
+    """Limits of one render. They grow with the input, because a long conversation renders to a long prompt."""
 
     seconds: float = 2.0
     """CPU time of a render."""

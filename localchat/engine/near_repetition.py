@@ -77,7 +77,7 @@ class NearLoop(msgspec.Struct, frozen=True):
 def recount(text: str) -> NearLoop | None:
     """Find an end of prose or JSON whose repeats differ in one number only.
 
-    Objects of a JSON list are records, which people want many of. Counted keys and strings are not.
+    Objects of a JSON list do not count, because they may be many records. Numbered keys and strings do.
     """
     if _ends_with_rare_word(text):
         return None

@@ -72,7 +72,7 @@ class MemoryStep(msgspec.Struct, frozen=True):
         return self.flag.startswith("-m ")
 
     def is_worth(self, missing_bytes: int) -> bool:
-        """Return whether it gives enough to be listed."""
+        """Return whether the step frees enough bytes to be listed."""
         return self.suffices or self.gained_bytes * _TRIFLE > max(missing_bytes, 0)
 
     @property

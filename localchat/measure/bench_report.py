@@ -63,7 +63,7 @@ def _served(record: BenchRecord, key: PointKey) -> ServedVariant | None:
 def times_table(series: list[Point]) -> ReportTable:
     """Tabulate throughput and times of a series, in milliseconds.
 
-    Times are p50/p95/p99 where there are enough values for them; see `_times`.
+    Times are p50/p95/p99 if there are enough values; see `_times`.
     """
     head = (_load_name(series), "N", "TOK/S", "REQ/S", "TTFT ms", "PER TOKEN ms", "GAP ms")
     rows = [
@@ -257,8 +257,8 @@ def _in_flight(point: Point) -> int:
 def missed_targets(record: BenchRecord) -> list[str]:
     """Report points where requests missed the targets of --ttft and --tpot.
 
-    All numbers of clients that the user named must meet them. An open-ended sweep goes on until they are
-    missed, so only its first number must.
+    Every number of clients that the user named must meet them. An open-ended sweep continues until they are
+    missed, so only its first number must meet them.
     """
     points = record.points
     if not record.spec.clients and not record.spec.rates:

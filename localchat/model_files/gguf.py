@@ -89,7 +89,7 @@ class Header:
     parts: tuple[Path, ...] = ()
     """Paths of the parts in order, empty for a source that is not a file."""
     encoder: "Header | None" = None
-    """Header of the projector that goes with the model, where it is not a file beside it."""
+    """Header of the model's projector, if that is not a file beside the model."""
     entries: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Start and end of each metadata entry in the first file, so that a writer can copy it unread."""
 

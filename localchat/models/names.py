@@ -186,7 +186,7 @@ def similar_names(typed: str, names: Iterable[str]) -> str:
 def find_pulled(reference: Reference, models: Iterable[Installed]) -> Installed | None:
     """Return the pulled model of a reference: its default quantization, else the only one here.
 
-    Raises UsageError where it means several.
+    Raises UsageError if several match.
     """
     matches = [
         model for model in models if model.manifest.repository.lower() in reference.repositories

@@ -37,7 +37,7 @@ _PROMPT_FIELDS: Final = {
     "/completion": "prompt",
     "/responses": "input",
 }
-"""Field that is too long, by path, where it is not `messages`."""
+"""Name of the prompt's field by path. `messages` for other paths."""
 _ANTHROPIC_KINDS: Final = {
     401: "authentication_error",
     403: "permission_error",

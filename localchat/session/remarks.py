@@ -34,7 +34,7 @@ class Remarks:
     def add(self, remark: Remark) -> None:
         """Show a remark, or buffer it until the answer begins."""
         if self._buffer is not None:
-            # The engine announces a note of its load, and lists it when it is asked for its state.
+            # A note of a load arrives twice: as an event, and in the info of the engine.
             others = [other for other in self._buffer if other.sentence != remark.sentence]
             self._buffer = [*others, remark]
             return

@@ -33,9 +33,9 @@ def osc_52(text: str) -> str:
 def send(
     text: str, write: Callable[[str], None], environment: Mapping[str, str] | None = None
 ) -> None:
-    """Copy `text` through tmux where it runs, else through `write`. Blocks for at most 2 s.
+    """Copy `text` through tmux if it runs, otherwise through `write`. Blocks for at most 2 s.
 
-    By default tmux drops OSC 52 from programs; its own buffer reaches the outer terminal.
+    By default tmux drops OSC 52 from programs, but copies its own buffer to the outer terminal.
     """
     if environment is None:
         environment = os.environ

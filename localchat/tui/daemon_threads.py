@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """Runs each call in a daemon thread of its own. A ThreadPoolExecutor only because asyncio wants one."""
+    """Runs each call in a daemon thread of its own. asyncio accepts only subclasses of ThreadPoolExecutor."""
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         future: Future[R] = Future()

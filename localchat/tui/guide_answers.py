@@ -1,7 +1,7 @@
 """Answers of the guide as the screen shows them: commands of the shell become keys and slash commands.
 
-The guide's texts name commands of the shell, because it answers in all front ends. Nobody who sits before the
-screen has a shell at hand.
+The guide's texts name commands of the shell, because it answers in all front ends. A user of the screen cannot
+type them there.
 """
 
 import re

@@ -25,7 +25,7 @@ def progress_block(status: EngineStatus, now_s: float) -> ProgressBlock | None:
 
 
 def _share(status: EngineStatus) -> float | None:
-    """The part that is done, where it is known."""
+    """Return the share of the work that is done. None if it is unknown."""
     match status.state, status.loading, status.prefill:
         case ["loading", loading, _] if loading is not None and loading.total_bytes:
             return loading.done_bytes / loading.total_bytes

@@ -39,7 +39,7 @@ def _check_slots(cache: SlotKVCacheManager) -> None:
     _check_host_cache(cache._host_cache)
     assert not (cache._idle and cache._running), "an idle entry beside running ones"
     holders = [*cache._running.values(), *([cache._idle] if cache._idle else [])]
-    held_slots = [entry.held for entry in holders if entry.held >= 0]
+    held_slots = [entry.rewind_slot for entry in holders if entry.rewind_slot >= 0]
     slots = [*cache._slots, *(entry.slot for entry in holders), *held_slots]
     assert sorted(slots) == list(range(cache._can.max_slots)), "a slot is lost or held twice"
     assert not any(cache._cells.used_by(slot) for slot in cache._slots), "an empty slot holds cells"
@@ -96,7 +96,7 @@ def _check_nodes(cache: PagedKVCacheManager, live: set[int]) -> None:
 
 def _check_states(cache: HybridKVCacheManager) -> None:
     check(cache._pages)
-    held_states = sum(state.held >= 0 for state in cache._running.values())
+    held_states = sum(state.rewind_key >= 0 for state in cache._running.values())
     assert len(cache._saved) + held_states <= cache._max_states, (
         "more states are saved than there is room for"
     )

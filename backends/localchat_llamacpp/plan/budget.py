@@ -298,7 +298,8 @@ class Budgets:
 
     def draft_budget(self, context: int, *, gpu: bool) -> Budget:
         """Return the bytes of this model as the draft model of another."""
-        candidate = Candidate("f16", window_only=False, gpu_layers=self.layers if gpu else 0)
+        layers = self.layers if gpu else 0
+        candidate = Candidate("f16", window_only=False, gpu_layers=layers)
         budget = self._budget(context, candidate, flash=gpu)
         # Both models share one process.
         own = max(overhead_bytes(self.shape, self.steps(0)) - PROCESS_BYTES, 0)

@@ -252,10 +252,10 @@ def _filled(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
 
 
 def tensor_split(layers: Sequence[int]) -> list[float]:
-    """Return the shares with which llama.cpp gives each GPU this many layers.
+    """Return the shares for which llama.cpp puts this many layers on each GPU.
 
-    llama.cpp gives layer i of n to the first GPU whose cumulative share exceeds i/n. Whole layers less a half
-    put every border between two layers, whatever the rounding.
+    llama.cpp puts layer i of n on the first GPU whose cumulative share exceeds i/n. With half a layer less on
+    the first GPU, every border is in the middle between two layers, so rounding cannot move a layer.
     """
     first, *others = layers
     shares = [first - 0.5 if first else 0.0, *map(float, others)]

@@ -39,7 +39,7 @@ class _RunningState:
     """Length of the longest saved prefix."""
     keys: list[int] = field(default_factory=list)
     """Keys of the saved states."""
-    held: int = -1
+    rewind_key: int = -1
     """Key of the state of `prefix` while drafts are verified. -1: none."""
     extended: int = 0
     """Upper limit of the tokens that launched steps may have computed."""
@@ -128,7 +128,7 @@ class HybridKVCacheManager(ExtendedKVCacheManager):
     ) -> CacheUpdate:
         state = self._running[seq]
         prefix = state.prefix
-        held_key = state.held
+        held_key = state.rewind_key
         if held_key >= 0 and computed < state.extended:
             # The pages stay as they are, because the same tokens are written to them again.
             state.extended = len(prefix)
@@ -141,24 +141,24 @@ class HybridKVCacheManager(ExtendedKVCacheManager):
 
     def hold_state(self, seq: int) -> CacheUpdate | None:
         state = self._running[seq]
-        if state.held >= 0:
+        if state.rewind_key >= 0:
             # The last step computed nothing, so the state is still held.
             return CacheUpdate()
         if not state.prefix or (room := self._room()) is None:
             return None
-        self._last_key = state.held = self._last_key + 1
-        return CacheUpdate((*room, Save(self._pages.slot(seq), state.held)))
+        self._last_key = state.rewind_key = self._last_key + 1
+        return CacheUpdate((*room, Save(self._pages.slot(seq), state.rewind_key)))
 
     def _drop_held(self, state: _RunningState) -> tuple[MemoryOp, ...]:
-        if state.held < 0:
+        if state.rewind_key < 0:
             return ()
-        key = state.held
-        state.held = -1
+        key = state.rewind_key
+        state.rewind_key = -1
         return (Discard(key),)
 
     def _room(self) -> tuple[MemoryOp, ...] | None:
         """Make room for one more state. None: all are held for drafts, and cannot be evicted."""
-        held_states = sum(state.held >= 0 for state in self._running.values())
+        held_states = sum(state.rewind_key >= 0 for state in self._running.values())
         if len(self._saved) + held_states < self._max_states:
             return ()
         if not self._saved:

@@ -51,12 +51,12 @@ class _SlotEntry:
     exact: int = 0
     """Leading tokens whose KV has the bits of a fresh computation."""
     compact: bool = False
-    """The slot was filled in an empty cache, so its cells start at the first one."""
+    """True if the slot was filled in an empty cache: its cells are the first ones."""
     disposable: bool = False
     owner: str = ""
     stored: bool = False
     """See SavedState."""
-    held: int = -1
+    rewind_slot: int = -1
     """Slot with the state of `prefix` while drafts are verified. -1: none."""
 
 
@@ -350,7 +350,7 @@ class SlotKVCacheManager(KVCacheManager):
         assert before <= computed <= self._cells.used_by(entry.slot), (
             f"sequence {seq}: {computed} tokens computed, {before} were before"
         )
-        if entry.held >= 0 and computed < self._cells.used_by(entry.slot):
+        if entry.rewind_slot >= 0 and computed < self._cells.used_by(entry.slot):
             return self._return_to_held(entry)
         dropped = tuple(self._drop_held(entry))
         self._version += 1
@@ -378,33 +378,33 @@ class SlotKVCacheManager(KVCacheManager):
         if self._can.rewind != "checkpoint":
             return _NOTHING
         entry = self._running[seq]
-        if entry.held >= 0:
+        if entry.rewind_slot >= 0:
             # The last step computed nothing, so the state is still held.
             return _NOTHING
-        held_states = sum(other.held >= 0 for other in self._running.values())
+        held_states = sum(other.rewind_slot >= 0 for other in self._running.values())
         # The other slots are for the rows.
         spare = self._can.max_slots - self._can.max_rows - held_states
         if not self._can.share or spare <= 0 or not self._slots or not entry.prefix:
             return None
-        entry.held = heapq.heappop(self._slots)
-        self._cells.share(entry.slot, entry.held, len(entry.prefix))
+        entry.rewind_slot = heapq.heappop(self._slots)
+        self._cells.share(entry.slot, entry.rewind_slot, len(entry.prefix))
         self._version += 1
-        return CacheUpdate((Alias(entry.slot, entry.held, len(entry.prefix)),))
+        return CacheUpdate((Alias(entry.slot, entry.rewind_slot, len(entry.prefix)),))
 
     def _return_to_held(self, entry: _SlotEntry) -> CacheUpdate:
         """Restore the state that a slot had before its drafts."""
         kept = len(entry.prefix)
         self._cells.truncate(entry.slot, 0)
-        self._cells.share(entry.held, entry.slot, kept)
+        self._cells.share(entry.rewind_slot, entry.slot, kept)
         self._version += 1
-        back = (Drop(entry.slot), Alias(entry.held, entry.slot, kept))
+        back = (Drop(entry.slot), Alias(entry.rewind_slot, entry.slot, kept))
         return CacheUpdate((*back, *self._drop_held(entry)), kept=kept)
 
     def _drop_held(self, entry: _SlotEntry) -> list[MemoryOp]:
-        if entry.held < 0:
+        if entry.rewind_slot < 0:
             return []
-        slot = entry.held
-        entry.held = -1
+        slot = entry.rewind_slot
+        entry.rewind_slot = -1
         self._cells.truncate(slot, 0)
         heapq.heappush(self._slots, slot)
         return [Drop(slot)]

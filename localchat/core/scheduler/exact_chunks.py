@@ -80,7 +80,7 @@ def find_at_cut(
     hit = longest = kv_cache.find_prefix(tokens[: cuts.last + 1], salt, 1)
     while (end := cuts.floor(hit.cached)) < hit.cached:
         hit = kv_cache.find_prefix(tokens[: end + 1], salt, 1)
-    # A search up to a cut finds all that it asks for, so it gives no reason.
+    # A search that ends at a cut finds all its tokens and gives no reason, so take that of the longest one.
     return hit._replace(why_missed=hit.why_missed or longest.why_missed)
 
 

@@ -108,7 +108,7 @@ class Scheduler:
         """Tokens by which the room of a sequence grows. Slots grow by single tokens."""
         self._cuts_turns = capabilities.block_tokens == 0 and capabilities.rewind != "checkpoint"
         self.row_limit = capabilities.max_rows
-        """Sequences that may run at once. Those that run already go on if it sinks."""
+        """Limit of running sequences. If it falls, sequences that already run are not stopped."""
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._memory_ops: list[MemoryOp] = []

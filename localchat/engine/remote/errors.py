@@ -1,7 +1,7 @@
 """Errors that a remote server reports, by a status or inside a stream, as ours.
 
-Servers word a prompt that is too long in many ways. Numbers are taken over where it is clear what they
-count, and omitted otherwise: a wrong one would mislead more than none.
+Each server words the error of a too long prompt in its own way. A number is used only if it is clear what it
+counts, because a wrong number misleads more than none.
 """
 
 import json

@@ -35,10 +35,10 @@ def request_path(request: GenerateRequest) -> str:
 def request_body(
     request: GenerateRequest, model: str, *, stream: bool = False, to_localchat: bool = False
 ) -> dict[str, Any]:
-    """The JSON body. It holds only what was asked for, so that a server's own defaults stay in force.
+    """Return the JSON body. It omits what the user did not set, so that the server's own defaults apply.
 
-    `to_localchat`: another localchat answers, which takes more than the protocol has. Raises UsageError for
-    what this protocol cannot carry.
+    `to_localchat`: the server is another localchat, which supports more fields. Raises UsageError for a request
+    that the protocol cannot express.
     """
     if request.prompt_logprobs is not None:
         raise UsageError("a remote server cannot return log probabilities of the prompt")

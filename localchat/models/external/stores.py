@@ -30,13 +30,13 @@ class ExternalModel:
     origin: str
     """Name of the store, one of the values of `PREFIXES`."""
     name: str
-    """Name to use. Readers give the short form, and discovery lengthens it where it is not unique."""
+    """Name to use. Readers set the short name, and discovery replaces it by `long` if it is not unique."""
     long: str
-    """Longer name that finds it too."""
+    """Longer name, which is also accepted."""
     path: Path | None
     """GGUF file, or the first part of a split model. None if there is no usable file."""
     trouble: str = ""
-    """Why it cannot be used, as far as that shows without opening the file."""
+    """Why the model cannot be used, if that is known without opening the file."""
     notes: tuple[str, ...] = ()
     """Sentences on parts that its owner adds to the model and localchat does not use."""
 

@@ -21,7 +21,7 @@ async def template_variants(lease: AsyncLease, prompt: Messages) -> list[Message
     """
     variants = [prompt]
     if any(message.role == "system" for message in prompt.messages[1:]):
-        # Some templates drop late system messages without an error, so that only a rendering tells.
+        # Some templates drop late system messages without an error, which only a rendering shows.
         if not await asyncio.to_thread(_renders_system_in_place, lease.engine, prompt):
             variants.clear()
         variants.append(_changed(prompt, _late_system_as_user))

@@ -1,8 +1,8 @@
 """MCP tools of the Responses API: which servers a request uses, and with which tools.
 
-A request names servers of the operator by their label. It cannot bring a server of its own, because an address
-from a client would let it reach the operator's network. Calls run without the client's approval, so a request
-must ask for that.
+A request names servers of the operator by their label. It cannot name an address, which would let the client
+reach the operator's network. Calls run without the client's approval, so a request must set `require_approval`
+to `never`.
 """
 
 import asyncio
