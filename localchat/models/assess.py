@@ -133,7 +133,7 @@ def assess(
 
     `history`: past runs of this machine. `speed`: whether to estimate it.
     Raises ModelInvalid for a model that the chosen backend cannot run, UsageError for impossible options,
-    LocalchatError where no backend reads such files.
+    LocalchatError if no backend reads such files.
     """
     chosen = choose_for_load(subject.model, subject.kind, options, machine, subject.backend)
     backend = chosen.backend

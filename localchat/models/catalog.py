@@ -58,7 +58,7 @@ class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sampling that the makers of the model recommend. None where they state nothing."""
+    """Sampling that the makers of the model recommend. None if they state nothing."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=1000)] | None = None

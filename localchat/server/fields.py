@@ -74,7 +74,7 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     **dict.fromkeys(
         ("documents", "context", "chat_template", "mcp_servers", "web_search_options"), ()
     ),
-    # The structure of the answer, where a protocol has another field for it.
+    # Structure of the answer, in protocols that have another field for it.
     **dict.fromkeys(("format", "output_format", "response_format", "json_schema", "grammar"), ()),
     **dict.fromkeys(("regex", "ebnf", "structural_tag", "structured_outputs", "guided_json"), ()),
     **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar"), ()),

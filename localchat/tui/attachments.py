@@ -32,7 +32,7 @@ class ComposerAttachment(NamedTuple):
     note: str = ""
     """A warning to the user."""
     media: Attachment | None = None
-    """A picture or a recording, which is sent in place of a text."""
+    """A picture or a recording, which is sent instead of a text."""
 
     @property
     def size(self) -> str:
@@ -125,7 +125,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def expand(text: str, attachments: Sequence[ComposerAttachment]) -> Question:
-    """Return the message to send: texts and media in place of signs, with their positions."""
+    """Return the message to send, with texts and media instead of their signs."""
     parts: list[str] = []
     inclusions: list[Inclusion] = []
     media: list[Attachment] = []

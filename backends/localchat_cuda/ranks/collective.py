@@ -25,7 +25,7 @@ class Collective(Protocol):
     def add_up(self, y: torch.Tensor, *, exact: bool = True) -> torch.Tensor:
         """Return the sum of the ranks' partial sums y [S, P, N]: [1, P, N], contiguous.
 
-        fp32, or bf16 where that is faster and `exact` False."""
+        fp32, or bf16 if that is faster and `exact` is False."""
         ...
 
     def join_columns(self, x: torch.Tensor) -> torch.Tensor:

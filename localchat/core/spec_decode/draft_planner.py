@@ -10,9 +10,9 @@ about a fiftieth of its speed. While nothing is drafted, acceptance rates return
 tried again now and then. The draft model has a budget of its own, which also pays for probes of one token.
 
 A runner that is ahead launches a step before the previous one returns. Drafts need the previous step's tokens,
-so the runner has to wait for them, and all sequences of the step wait for the drafts of any. There, every
-sequence's budget must cover its part. And where a runner prepares its steps, only prepared steps have drafts:
-launched kernel by kernel, one step takes a GPU as long as ten others.
+so the runner waits for them, and all sequences of the step wait with it. Then the budget of every sequence must
+cover its share of it. If a runner prepares its steps, only prepared steps have drafts, because a step that is
+launched kernel by kernel takes a GPU as long as ten others.
 
 Seeded requests and requests at temperature 0 have no drafts. Logits differ in their last bits with the width of
 the step, which changes about one sampled token in a few hundred.
@@ -187,7 +187,7 @@ class DraftPlanner:
         return drafts
 
     def _draft(self, step: _DraftStep) -> Drafts:
-        """Return the drafts of the better source. Empty where no drafts are expected to pay."""
+        """Return the drafts of the better source. Empty if no drafts are expected to pay."""
         self.drafting_s = self._charged_s = 0.0
         ngrams = self._plan_ngrams(step)
         model = self._plan_model_drafts(step, may_probe=not ngrams.lengths)

@@ -107,7 +107,7 @@ class Download:
         self._retry.sleep(wait_s)
 
     def _stream(self, part: PartialFile, file: RemoteFile) -> None:
-        """Send one request and append its body. Raises RetryableError where it ends early."""
+        """Send one request and append its body. Raises RetryableError if it ends early."""
         start = part.length
         with self._hub.open(self._listing, file.path, start, etag=part.etag) as response:
             etag = _strong(response.headers.get("etag"))

@@ -113,7 +113,7 @@ def read(folder: Path) -> tuple[Manifest, ...]:
 
 
 def record(folder: Path, manifest: Manifest) -> None:
-    """Add a model to the folder's manifest, in place of one of the same name. Raises OSError."""
+    """Add a model to the folder's manifest, replacing one of the same name. Raises OSError."""
     others = [entry for entry in read(folder) if entry.name != manifest.name]
     _write(folder, (*others, manifest))
 
