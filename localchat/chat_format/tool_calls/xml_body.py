@@ -73,6 +73,7 @@ class XmlBody:
             self._close()
 
     def _step(self) -> bool:
+        """Read the next part of the buffer. Return False if more text is needed."""
         match self._part:
             case "name":
                 return self._name()
@@ -244,7 +245,7 @@ class XmlBody:
         """Return the JSON text of a value that is not, or not only, a string by its schema."""
         text = value.strip()
         if text in _PYTHON:
-            return json.dumps(_PYTHON[text])
+            return json.dumps(_PYTHON[text])  # `True` or `None`, which some models write
         types = self._schema().get("type")
         try:
             parsed = json.loads(text)
@@ -253,6 +254,7 @@ class XmlBody:
             if parsed is None:
                 return json.dumps(value, ensure_ascii=False)
         if isinstance(types, list) and "string" in types and parsed is not None:
+            # The schema allows strings too, so the text is the value.
             return json.dumps(value, ensure_ascii=False)
         return json.dumps(parsed, ensure_ascii=False)
 

@@ -152,6 +152,7 @@ class SlotDiskTier(DiskTier):
         return any(map(self._store_range, self._kv_cache.unstored()))
 
     def _store_range(self, text: UnstoredText) -> bool:
+        """Pass the next range of a text that the disk lacks to the writer. Return False if there is none."""
         salt = text.salt
         ids = text.ids
         if self._stores_exact(text):
@@ -161,9 +162,9 @@ class SlotDiskTier(DiskTier):
             ids = ids[: cut_before(text.ids.tolist(), len(ids))]
         length = len(ids)
         start, parent = self._namespace.covered(salt, ids)
-        if length < self._shortest(ids) or start >= length:
-            if start >= length:
-                self._namespace.own(text.owner, parent)
+        if start >= length:
+            self._namespace.own(text.owner, parent)
+        if start >= length or length < self._shortest(ids):
             text.mark_stored()
             return False
         end = min(start - start % self._range_tokens + self._range_tokens, length)
