@@ -1,7 +1,7 @@
 """Interface that the engine core calls: Backend, OpenModel, Runner, Tokenizer and their records.
 
-llama.cpp and CUDA implement these Protocols without inheriting from them. A plan contains only ints and
-tuples, and only changes, so that a tensor-parallel runner can broadcast it.
+A backend inherits the defaults of Backend, and implements the Protocols without inheriting from them. A plan
+contains only ints and tuples, and only changes, so that a tensor-parallel runner can broadcast it.
 
 Terms: a *sequence* (`seq`) is a logical text. Its number is never reused. A *slot* is an entry of the runner's
 state table and KV cache, `0 <= slot < Capabilities.max_slots`, and is reused. A *row* is a range of tokens of
