@@ -55,22 +55,28 @@ def close_objects(schema: Schema) -> dict[str, Any]:
 
 
 def _close(schema: Schema, *, complete: bool, definitions: bool) -> dict[str, Any]:
+    """Return the schema with its objects closed. `complete`: it lists all keys of its object.
+
+    `definitions`: the same holds for the schemas of its definitions.
+    """
     result: dict[str, Any] = {}
     ends = schema.get("unevaluatedProperties") is False and not _mentions(schema, _COMBINATORS)
     for key, value in schema.items():
         if _is_vacuous(key, value) or (ends and key == "unevaluatedProperties"):
             continue
         if key in _MAPS and isinstance(value, Mapping):
-            closes = definitions or key not in _DEFINITIONS
+            are_complete = definitions or key not in _DEFINITIONS
             result[key] = {
-                name: _inner(inner, closes, definitions) for name, inner in value.items()
+                name: _inner(inner, complete=are_complete, definitions=definitions)
+                for name, inner in value.items()
             }
         elif key in _COMPLETE_SCHEMAS:
-            result[key] = _inner(value, True, definitions)
+            result[key] = _inner(value, complete=True, definitions=definitions)
         elif key in _ALTERNATIVES:
-            result[key] = _inner(value, complete and "properties" not in schema, definitions)
+            lists_all = complete and "properties" not in schema
+            result[key] = _inner(value, complete=lists_all, definitions=definitions)
         elif key in _PARTS:
-            result[key] = _inner(value, False, definitions)
+            result[key] = _inner(value, complete=False, definitions=definitions)
         else:
             result[key] = value
     result |= _format_bounds(schema)
@@ -104,9 +110,10 @@ def _is_vacuous(key: str, value: Any) -> bool:  # noqa: ANN401 - JSON
     return key == "propertyNames" and value in _ANY_NAME
 
 
-def _inner(value: Any, complete: bool, definitions: bool) -> Any:  # noqa: ANN401 - JSON
+def _inner(value: Any, *, complete: bool, definitions: bool) -> Any:  # noqa: ANN401 - JSON
+    """Close a schema, or each schema of a list."""
     if isinstance(value, list):
-        return [_inner(item, complete, definitions) for item in value]
+        return [_inner(item, complete=complete, definitions=definitions) for item in value]
     if isinstance(value, Mapping):
         return _close(value, complete=complete, definitions=definitions)
     return value
