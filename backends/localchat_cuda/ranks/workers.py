@@ -244,13 +244,11 @@ def end_process(sentence: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def started(
-    job: RankJob, devices: list[str], end: Callable[[str], object] = end_process
-) -> Iterator[Workers]:
+def started(job: RankJob, devices: list[str]) -> Iterator[Workers]:
     """Start the other ranks for a load, and end them if it fails. See Workers."""
     prepare_environment()
     with tempfile.TemporaryDirectory(prefix="localchat-ranks-") as folder:
-        workers = Workers(replace(job, meeting=Path(folder) / "meeting"), devices, end)
+        workers = Workers(replace(job, meeting=Path(folder) / "meeting"), devices, end_process)
         try:
             yield workers
         except BaseException:

@@ -10,6 +10,7 @@ follow vLLM, and partly filled blocks that are found by their tokens follow SGLa
 
 from array import array
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from localchat.kv_store.entry import entry_key, root_key
@@ -27,34 +28,32 @@ def _digest(parent: "PrefixNode", tokens: TokenArray) -> bytes:
     return entry_key(parent.digest, parent.end, tokens.tobytes())
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PrefixNode:
     """Block of tokens in the tree."""
 
-    __slots__ = (
-        *("blocks", "children", "digest", "end", "exact", "kept", "parent", "tokens", "users"),
-        *("host", "host_children", "last_use"),
-    )
+    parent: "PrefixNode | None"
+    tokens: TokenArray
+    digest: bytes = b""
+    end: int = field(init=False)
+    blocks: list[int] = field(default_factory=list)
+    children: "dict[int, list[PrefixNode]]" = field(default_factory=dict)
+    exact: bool = False
+    """All its copies have the bits of a fresh computation."""
+    kept: bool = False
+    """A sequence released it with `keep`."""
+    users: int = 0
+    """Running sequences of the salt. Roots only."""
+    host: int = -1
+    """Block in host memory. -1: none."""
+    host_children: int = 0
+    """Number of children in host memory."""
+    last_use: int = 0
 
-    def __init__(
-        self, parent: "PrefixNode | None", tokens: TokenArray, digest: bytes = b""
-    ) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.digest = digest
-        self.end: int = (parent.end if parent else 0) + len(tokens)
-        self.blocks: list[int] = []
-        self.children: dict[int, list[PrefixNode]] = {}
-        self.exact = False
-        """All its copies have the bits of a fresh computation."""
-        self.kept = False
-        """A sequence released it with `keep`."""
-        self.users = 0
-        """Running sequences of the salt. Roots only."""
-        self.host = -1
-        """Block in host memory. -1: none."""
-        self.host_children = 0
-        """Number of children in host memory."""
-        self.last_use = 0
+    def __post_init__(self) -> None:
+        self.end = len(self.tokens)
+        if self.parent is not None:
+            self.end += self.parent.end
 
 
 def path_to(node: PrefixNode | None) -> list[PrefixNode]:

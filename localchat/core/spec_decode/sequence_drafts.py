@@ -1,31 +1,33 @@
 """Drafts of one sequence: its sources, and what its drafts cost and saved."""
 
+from dataclasses import dataclass
+
 from localchat.core.spec_decode.ngram_proposer import NgramProposer
 
 
+@dataclass(slots=True, eq=False)
 class SequenceDrafts:
     """Draft sources and counters of one sequence."""
 
-    def __init__(self, ngrams: NgramProposer, *, uses_model: bool = False) -> None:
-        """`uses_model`: the draft model may draft for this sequence too."""
-        self.ngrams = ngrams
-        self.uses_model = uses_model
-        self.model_start = 0
-        """Position of the first token that the draft model reads."""
-        self.model_read = 0
-        """Number of tokens that the draft model has read."""
-        self.by_model = False
-        """The last drafted tokens came from the draft model."""
-        self.stated: tuple[float, ...] = ()
-        """Probabilities that the draft model gave to its last drafted tokens."""
-        self.drafted = 0
-        self.accepted = 0
-        self.plain_s = 0.0
-        """Time of plain steps for the tokens so far."""
-        self.spent_s = 0.0
-        """Time of the steps that generated these tokens, with the time for drafting them."""
-        self.off = ""
-        """Reason why nothing is drafted for now. Empty while drafts are on."""
+    ngrams: NgramProposer
+    uses_model: bool = False
+    """The draft model may draft for this sequence too."""
+    model_start: int = 0
+    """Position of the first token that the draft model reads."""
+    model_read: int = 0
+    """Number of tokens that the draft model has read."""
+    by_model: bool = False
+    """The last drafted tokens came from the draft model."""
+    stated: tuple[float, ...] = ()
+    """Probabilities that the draft model gave to its last drafted tokens."""
+    drafted: int = 0
+    accepted: int = 0
+    plain_s: float = 0.0
+    """Time of plain steps for the tokens so far."""
+    spent_s: float = 0.0
+    """Time of the steps that generated these tokens, with the time for drafting them."""
+    off: str = ""
+    """Reason why nothing is drafted for now. Empty while drafts are on."""
 
     @property
     def speedup(self) -> float | None:
