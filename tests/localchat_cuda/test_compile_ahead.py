@@ -623,6 +623,10 @@ def test_an_early_process_finds_tritons_cache_without_triton(
 
 def test_a_process_without_a_job_ends() -> None:
     ended = subprocess.run(
-        process._COMMAND, stdin=subprocess.DEVNULL, capture_output=True, env=ENVIRONMENT, check=False
+        process._COMMAND,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=ENVIRONMENT,
+        check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, b"")
