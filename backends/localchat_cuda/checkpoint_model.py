@@ -12,6 +12,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan, demand
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import read_safetensors
+from localchat_cuda.compile_ahead.process import CompileProcess
 from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_config
 from localchat_cuda.config.reader import read_config
 from localchat_cuda.gguf_files import OpenedFiles, digest_of, open_gguf
@@ -99,6 +100,18 @@ class CheckpointModel:
         self, request: LoadRequest, progress: Progress, notify: Callable[[str], None]
     ) -> Runner:
         """Load weights and warm up. Raises ModelInvalid, DoesNotFit, EngineClosed."""
+        # Before torch is imported, which takes seconds.
+        model = self._path if self._device == "cuda" else None
+        with CompileProcess(model) as compile_process:
+            return self._load(request, progress, notify, compile_process)
+
+    def _load(
+        self,
+        request: LoadRequest,
+        progress: Progress,
+        notify: Callable[[str], None],
+        compile_process: CompileProcess,
+    ) -> Runner:
         # The plan chose a GPU by the driver's order, so CUDA must use that order, too. CUDA reads this when it
         # starts.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -122,9 +135,9 @@ class CheckpointModel:
             tokenizer = _tokenizer(Path(request.options.draft or ""), draft.config.vocabulary)
             shared = shared_vocabulary(draft.name, tokenizer, self.tokenizer)
         if request.plan.gpus > 1:
-            runner = self._load_ranks(config, path, request, progress, notify)
+            runner = self._load_ranks(config, path, request, progress, notify, compile_process)
         else:
-            runner = load_runner(config, path, device, request, progress, notify)
+            runner = load_runner(config, path, device, request, progress, notify, compile_process)
         if draft is not None and draft.eagle is not None:
             attach_eagle(runner, draft, request, notify)
         elif draft is not None and draft.assistant is not None:
@@ -142,6 +155,7 @@ class CheckpointModel:
         request: LoadRequest,
         progress: Progress,
         notify: Callable[[str], None],
+        compile_process: CompileProcess,
     ) -> "CudaRunner":
         """Load a model on several GPUs, with a process for each but the first."""
         from localchat_cuda.load import load_runner
@@ -156,7 +170,9 @@ class CheckpointModel:
         with host_memory.created(part, request.plan) as file:
             job = RankJob(0, ranks, devices[0], config, path, request, Path(), file)
             with workers.started(job, devices[1:]) as group:
-                return load_runner(part, path, devices[0], request, progress, notify, group)
+                return load_runner(
+                    part, path, devices[0], request, progress, notify, compile_process, group
+                )
 
     def close(self) -> None:
         """Do nothing: an opened model has no resources. Idempotent."""

@@ -28,6 +28,7 @@ from localchat.fit.kv_types import FP8
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.open_gguf import read_header
 from localchat_cuda.compile_ahead.phase import Phase
+from localchat_cuda.compile_ahead.process import CompileProcess
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.config.gguf import LayerFormats, layer_formats
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
@@ -111,6 +112,7 @@ def load_runner(
     request: LoadRequest,
     progress: Progress,
     notify: Callable[[str], None],
+    compile_process: CompileProcess | None = None,
     group: RankGroup | None = None,
 ) -> CudaRunner:
     """Load weights to the device, allocate pages, and warm up.
@@ -152,6 +154,7 @@ def load_runner(
             caps,
             device if compiles else torch.device("cpu"),
             notify,
+            process=compile_process,
             unpacked=plan.unpacked_bytes > 0,
             head_bounds=head_bounds,
             formats=formats,

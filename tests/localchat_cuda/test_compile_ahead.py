@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -18,8 +19,9 @@ from triton.runtime.jit import JitFunctionInfo
 
 from localchat.backend_api.interface import StepPlan
 from localchat.fit.hardware import ContainerLimits, read_machine
-from localchat_cuda.compile_ahead import trace, workers
+from localchat_cuda.compile_ahead import process, trace, workers
 from localchat_cuda.compile_ahead.phase import FEW_ROWS, Phase
+from localchat_cuda.compile_ahead.process import CompileProcess
 from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import parse_config
@@ -34,6 +36,7 @@ from localchat_cuda.runner.input_batch import (
     PREFILL_BUCKETS,
 )
 from tests.support.compile_ahead_steps import (
+    ENVIRONMENT,
     TINY,
     can_of,
     child,
@@ -314,16 +317,16 @@ def test_triton_reads_the_kernels_of_experts(stored: dict[str, Any], tmp_path: P
 
 def test_a_kernel_is_compiled_by_whoever_claims_it_first(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
-    job = job_of(TINY, AMPERE, slots=1, context=16)._replace(claims=str(tmp_path / "claims"))
-    command = ["-m", "localchat_cuda.compile_ahead.trace"]
-    first, second, third, count_text = child(command, job, tmp_path / "cache").split()
-    assert [first, second, third] == [phase.name for phase in Phase]
-    count = int(count_text)
-    assert count == len(list((tmp_path / "claims").iterdir())) > 5
-    made = {path.name for path in (tmp_path / "cache").rglob("*.cubin")}
-    assert {"_fused_kernel.cubin", "_merge_kernel.cubin", "_one_row_kernel.cubin"} <= made
-    assert len(list((tmp_path / "cache").rglob("*.cubin"))) == count
-    assert child(command, job, tmp_path / "cache").split()[-1] == "0"
+    job = job_of(TINY, AMPERE, slots=1, context=16)
+    job = job._replace(claims=str(tmp_path / "claims"), processes=2)
+    command = ["-m", "localchat_cuda.compile_ahead"]
+    for _ in range(2):
+        lines = child(command, job, tmp_path / "cache").split()
+        assert lines == [phase.name for phase in Phase]
+        compiled = [path.name for path in (tmp_path / "cache").rglob("*.cubin")]
+        assert len(compiled) == len(list((tmp_path / "claims").iterdir())) > 5
+    wanted = {"_fused_kernel.cubin", "_merge_kernel.cubin", "_one_row_kernel.cubin"}
+    assert wanted <= set(compiled)
 
 
 HASHED = """
@@ -384,14 +387,20 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> torch.device:
 
 
 def run_instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    monkeypatch.setattr(workers, "_COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(process, "_COMMAND", (sys.executable, "-c", program))
+
+
+def status(one: workers.CompileAhead) -> int | None:
+    """Exit status of the processes; None while they run."""
+    assert one._process._process is not None
+    return one._process._process.poll()
 
 
 READS = """
 import os, sys
 assert sys.stdin.buffer.read()
 open({!r} + str(os.getpid()), "w")
-print("ONE_ROW\\nFEW_ROWS\\nALL\\n7")
+print("ONE_ROW\\nFEW_ROWS\\nALL")
 """
 
 
@@ -405,7 +414,7 @@ def test_a_compiled_model_is_not_compiled_again(
             one.wait()
     assert len(said) == 2
     assert "kernels with 2 processes" in said[0]
-    assert len(list(tmp_path.glob("ran-*"))) == 4
+    assert len(list(tmp_path.glob("ran-*"))) == 2
     assert len(list(tmp_path.glob("localchat-*"))) == 2 * len(Phase)
 
 
@@ -431,7 +440,7 @@ def test_a_load_that_fails_ends_its_processes(
         workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one,
     ):
         raise ValueError("no room")
-    assert [each.poll() is not None for each in one._processes] == [True, True]
+    assert status(one) == -signal.SIGKILL
 
 
 PHASES = """
@@ -440,7 +449,7 @@ sys.stdin.buffer.read()
 open({0!r} + str(os.getpid()), "w")
 print("ONE_ROW", flush=True)
 while not os.path.exists({1!r}): time.sleep(0.01)
-print("FEW_ROWS\\nALL\\n7", flush=True)
+print("FEW_ROWS\\nALL", flush=True)
 """
 
 
@@ -452,7 +461,7 @@ def test_a_load_goes_on_once_the_first_phase_is_compiled(
     with workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one:
         one.wait(Phase.ONE_ROW)
     assert not one.finished()
-    assert [each.poll() for each in one._processes] == [None, None]
+    assert status(one) is None
     (tmp_path / "go").touch()
     one.wait(Phase.FEW_ROWS)
     one.wait()
@@ -476,12 +485,12 @@ def test_stopped_processes_are_started_again_only_when_they_are_needed(
     (tmp_path / "go").touch()
     with workers.CompileAhead(config, can_of(config), gpu, said.append) as later:
         later.wait(Phase.ONE_ROW)
-    assert not later._processes
+    assert later._process._process is None
     assert not said
     later.wait(Phase.FEW_ROWS)
     later.wait()
     assert len(said) == 1
-    assert len(list(tmp_path.glob("ran-*"))) == 4
+    assert len(list(tmp_path.glob("ran-*"))) == 2
     assert len(list(tmp_path.glob("localchat-*"))) == len(Phase)
 
 
@@ -497,7 +506,7 @@ def test_what_no_step_needed_is_not_compiled_by_a_program_that_soon_ends(
     later.wait(Phase.ONE_ROW)
     later.stop()
     assert later.finished()
-    assert len(list(tmp_path.glob("ran-*"))) == 2
+    assert len(list(tmp_path.glob("ran-*"))) == 1
 
 
 def test_one_user_needs_no_kernels_of_later_phases() -> None:
@@ -511,26 +520,21 @@ def test_one_user_needs_no_kernels_of_later_phases() -> None:
     assert min(len(one.rows) for one in rest) > FEW_ROWS
 
 
-@pytest.mark.parametrize(("allowed", "words"), [(0, "on first use: No room"), (1, "with 1 proc")])
 def test_the_load_goes_on_if_processes_cannot_be_started(
-    allowed: int, words: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
-    begin, begun = subprocess.Popen, list[object]()
-
     def popen(*command: Any, **how: Any) -> Any:
-        if len(begun) == allowed:
-            raise OSError(errno.ENOMEM, "No room")
-        begun.append(command)
-        return begin(*command, **how)
+        raise OSError(errno.ENOMEM, "No room")
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     config, said = parse_config(TINY, "it"), list[str]()
-    with workers.CompileAhead(config, can_of(config), gpu, said.append) as one:
+    with (
+        CompileProcess(tmp_path / "model") as early,
+        workers.CompileAhead(config, can_of(config), gpu, said.append, process=early) as one,
+    ):
         one.wait()
-    assert len(said) == 1 and words in said[0]
-    assert len(list(tmp_path.glob("ran-*"))) == allowed
-    assert len(list(tmp_path.glob("localchat-*"))) == allowed * len(Phase)
+    assert len(said) == 1 and "on first use: No room" in said[0]
+    assert not list(tmp_path.glob("localchat-*"))
 
 
 def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
@@ -566,4 +570,63 @@ def test_on_a_cpu_nothing_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> 
     with workers.CompileAhead(config, can_of(config), torch.device("cpu"), said.append) as one:
         one.wait()
     assert not said
-    assert not one._processes
+    assert one._process._process is None
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Triton's cache of the early process."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_a_model_that_was_never_loaded_starts_its_process_early(
+    gpu: torch.device, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_instead(monkeypatch, READS.format(str(cache / "ran-")))
+    config, said = parse_config(TINY, "it"), list[str]()
+    started = list[bool]()
+    for name in ("model", "model", "other"):
+        with CompileProcess(cache / name) as early:
+            started.append(early._process is not None)
+            with workers.CompileAhead(
+                config, can_of(config), gpu, said.append, process=early
+            ) as one:
+                one.wait()
+    # The last one needs the kernels of the first.
+    assert started == [True, False, True]
+    assert len(said) == 1
+    assert len(list(cache.glob("ran-*"))) == 1
+    assert early._process is not None
+    assert early._process.returncode == -signal.SIGKILL
+
+
+def test_an_early_process_ends_with_a_load_that_fails(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_instead(monkeypatch, "import time; time.sleep(600)")
+    with pytest.raises(ValueError, match="no room"), CompileProcess(cache / "model") as early:
+        raise ValueError("no room")
+    assert early._process is not None
+    assert early._process.returncode == -signal.SIGKILL
+
+
+def test_an_early_process_finds_tritons_cache_without_triton(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    assert process._cache_folder() == tmp_path / ".triton/cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    assert process._cache_folder() == tmp_path / "cache"
+
+
+def test_a_process_without_a_job_ends() -> None:
+    ended = subprocess.run(
+        process._COMMAND,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=ENVIRONMENT,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, b"")

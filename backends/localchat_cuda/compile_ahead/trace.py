@@ -5,16 +5,12 @@ hundred. Compiled on first use, they would interrupt a conversation again and ag
 state table are on torch's device `meta` and pretend to be on a given GPU (launch.imagine), as does Triton's
 driver. So the code that runs later decides what is compiled, for any model, and Triton's cache stores it.
 
-Several processes launch the same steps (workers.py starts them). The first to claim a kernel compiles it. The
+Several processes launch the same steps (__main__.py forks them). The first to claim a kernel compiles it. The
 steps that one user needs for a first answer come first (Phase), so that a load waits only for those.
-
-    python -m localchat_cuda.compile_ahead.trace < JOB    a pickled CompileJob; prints each finished phase, and
-                                                          the number of kernels
 """
 
 import hashlib
 import os
-import pickle
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
@@ -42,7 +38,7 @@ from localchat.backend_api.interface import (
     StepRow,
 )
 from localchat.fit.kv_types import FP8
-from localchat_cuda.compile_ahead.phase import Phase, phase_line
+from localchat_cuda.compile_ahead.phase import Phase
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import launch
@@ -81,10 +77,6 @@ _MIXED_TOKENS = 192, 640, 2048
 The first two are for packed int4 weights with and without copies in e4m3, the last for unpacked ones."""
 
 
-_NICENESS = 10
-"""Niceness of a process once the load no longer waits for it."""
-
-
 class CompileJob(NamedTuple):
     """Model and GPU to compile kernels for."""
 
@@ -98,6 +90,7 @@ class CompileJob(NamedTuple):
     """Kinds of layers of a GGUF file."""
     claims: str = ""
     """Folder with a file for each claimed kernel; empty: this process compiles all kernels."""
+    processes: int = 1
 
 
 def one_layer_per_kind(config: ModelConfig, formats: LayerFormats = ()) -> ModelConfig:
@@ -375,24 +368,3 @@ def compile_all(
         errors += failed
         finished(phase, failed)
     return claims.count, errors
-
-
-def _report(phase: Phase, errors: list[Exception]) -> None:
-    sys.stdout.write(phase_line(phase, ok=not errors))
-    sys.stdout.flush()
-    if phase is Phase.ONE_ROW:
-        os.nice(_NICENESS)
-
-
-def main() -> int:
-    """Compile the job from stdin."""
-    job = pickle.load(sys.stdin.buffer)  # noqa: S301 (written by workers.py)
-    count, errors = compile_all(job, _report)
-    sys.stdout.write(f"{count}\n")
-    for error in errors:
-        sys.stderr.write(f"{error}\n")
-    return 1 if errors else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

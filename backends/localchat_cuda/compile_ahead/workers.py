@@ -1,17 +1,14 @@
 """Compiles a model's kernels ahead, in parallel processes, if Triton's cache lacks them.
 
-This module starts processes of trace.py while the weights are read. They need no GPU, but memory and a core
-each. A load waits for their first phase; the others go on while the model answers, and a step waits for its own
-phase. Files in Triton's cache record the phases that were compiled. If only later phases are missing, a load
-starts the processes late, because a program that soon ends would start them in vain.
+This module gives a job to process.py while the weights are read. Its processes need no GPU, but memory and a
+core each. A load waits for their first phase; the others go on while the model answers, and a step waits for
+its own phase. Files in Triton's cache record the phases that were compiled. If only later phases are missing, a
+load starts the job late, because a program that soon ends would start it in vain.
 """
 
-import contextlib
 import hashlib
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -24,19 +21,19 @@ import triton
 from localchat.backend_api.interface import Capabilities
 from localchat.fit.hardware import read_limits, read_machine
 from localchat_cuda.compile_ahead.phase import Phase, phase_line
+from localchat_cuda.compile_ahead.process import CompileProcess, touch
 from localchat_cuda.compile_ahead.trace import CompileJob, all_shapes
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import launch
 
-_COMMAND = (sys.executable, "-m", "localchat_cuda.compile_ahead.trace")
 _TIMEOUT_S = 900
 _LATE_S = 15.0
 """Time from the start of a load to that of the processes, if only later phases are missing."""
 _MAX_PROCESSES = 24
 """Limit of processes.
 
-Each spends seconds on imports and tracing, and some kernels take ten times as long as others, so more do not
+Each spends a second on tracing, and some kernels take ten times as long as others, so more do not
 help."""
 _PROCESS_BYTES = 1_000_000_000
 """Memory of a compiling process (0.7 GB measured)."""
@@ -54,15 +51,17 @@ class CompileAhead:
         device: torch.device,
         notify: Callable[[str], None],
         *,
+        process: CompileProcess | None = None,
         unpacked: bool = False,
         head_bounds: bool = False,
         formats: LayerFormats = (),
     ) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
+        """`process`: has perhaps been started. None: a new one."""
+        self._process = process or CompileProcess()
         self._ended = {phase: threading.Event() for phase in Phase}
-        """Set once all processes have finished a phase, or have ended."""
+        """Set once the processes have finished a phase, or have ended."""
         self._needed = threading.Event()
-        """Set once the processes should run, or will never be needed."""
+        """Set once the job should run, or will never be needed."""
         self._lock = threading.Lock()
         self._start_attempted = False
         """`_start` was called, whether or not processes could be started."""
@@ -76,9 +75,13 @@ class CompileAhead:
         )
         self._digest = _digest(self._job)
         if self._record(Phase.ALL).exists():
+            self._process.remember()
+            self._process.kill()
+            self._process.wait()
             self._end()
             return
         if self._record(Phase.ONE_ROW).exists():
+            self._process.remember()
             self._ended[Phase.ONE_ROW].set()
         else:
             self._needed.set()
@@ -90,51 +93,42 @@ class CompileAhead:
         return Path(triton.knobs.cache.dir) / f"localchat-{self._digest}-{phase.value}"
 
     def _start(self) -> None:
-        """Start the processes, unless they were stopped. Without any, kernels compile on first use."""
+        """Start the job, unless it was stopped. If that fails, kernels compile on first use."""
         with self._lock:
             if self._stopped or self._start_attempted:
                 return
             self._start_attempted = True
             self._claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
-            text = pickle.dumps(self._job._replace(claims=self._claims.name))
+            count = _process_count()
+            job = self._job._replace(claims=self._claims.name, processes=count)
             try:
-                for _ in range(_process_count()):
-                    self._processes.append(_started(text))
+                self._process.send(pickle.dumps(job))
             except OSError as error:
-                if not self._processes:
-                    self._claims.cleanup()
-                    self._notify(f"Kernels will compile on first use: {error.strerror or error}.")
-                    return
-        count = len(self._processes)
+                self._claims.cleanup()
+                self._notify(f"Kernels will compile on first use: {error.strerror or error}.")
+                return
         self._notify(
             f"Compiling this model's kernels with {count} processes; later loads skip this. "
             "Until it is done, requests are answered one after the other."
         )
 
     def _run(self) -> None:
-        """Start the processes if they do not run yet, and follow them to their end."""
+        """Start the job if it does not run yet, and follow it to its end."""
         self._needed.wait(_LATE_S)
         self._start()
-        if self._processes:
-            self._follow()
+        self._follow()
         self._end()
 
     def _follow(self) -> None:
-        """Wait for the processes, phase by phase, and record what all of them have compiled."""
-        outputs = [process.stdout for process in self._processes if process.stdout is not None]
+        """Wait for the processes, phase by phase, and record what they have compiled."""
         for phase in Phase:
-            success = phase_line(phase, ok=True).encode()
-            # Empty if the process has ended.
-            lines = [output.readline() for output in outputs]
-            if all(line == success for line in lines):
-                with contextlib.suppress(OSError):
-                    self._record(phase).parent.mkdir(parents=True, exist_ok=True)
-                    self._record(phase).touch()
+            if self._process.read_line() == phase_line(phase, ok=True).encode():
+                touch(self._record(phase))
+                self._process.remember()
             self._ended[phase].set()
-        for process, output in zip(self._processes, outputs, strict=True):
-            output.close()
-            process.wait()
-        self._claims.cleanup()
+        self._process.wait()
+        if self._start_attempted:
+            self._claims.cleanup()
 
     def _end(self) -> None:
         for phase in Phase:
@@ -173,23 +167,9 @@ class CompileAhead:
         """See phase.KernelCompilation."""
         with self._lock:
             self._stopped = True
-            for process in self._processes:
-                process.kill()
+            self._process.kill()
         self._needed.set()
         self._ended[Phase.ALL].wait()
-        for process in self._processes:
-            process.wait()
-
-
-def _started(text: bytes) -> subprocess.Popen[bytes]:
-    """Start a process with a pickled job. Raises OSError."""
-    process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
-    # If the process has died, its output ends.
-    with contextlib.suppress(OSError):
-        process.stdin.write(text)
-        process.stdin.close()
-    return process
 
 
 def _digest(job: CompileJob) -> str:
