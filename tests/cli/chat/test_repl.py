@@ -176,6 +176,7 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
         "there is nothing to export",
         "there is no command /nonsense",
         "/set is a command of the screen",
+        "continue with a flag, such as: localchat -c -i --temp 0.2",
         "There are no instructions.",
         "Leave, as /quit does.",
     ):
