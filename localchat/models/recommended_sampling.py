@@ -41,7 +41,7 @@ def recommended_sampling(model: ResolvedModel, paths: Paths) -> RecommendedSampl
     if entry is None:
         return NO_RECOMMENDATION
     stated = msgspec.structs.asdict(entry.sampling)
-    sampling = {key: float(value) for key, value in stated.items() if value is not None}
+    sampling: dict[str, float] = {key: value for key, value in stated.items() if value is not None}
     if sampling:
         return RecommendedSampling(sampling, entry.name)
     return NO_RECOMMENDATION
