@@ -116,6 +116,22 @@ OTHER_WORDS: Final = (
 )
 
 
+OTHER_FLAGS: Final = {
+    **dict.fromkeys(("-n", "--n-predict", "--num-predict", "--predict"), "--max-tokens"),
+    **dict.fromkeys(("--num-ctx", "--ctx-size", "--n-ctx", "--context-length"), "--ctx"),
+    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--num-gpu"), "--gpu-layers"),
+    **dict.fromkeys(("-ctk", "--cache-type-k", "--kv-cache-type"), "--kv-type"),
+    **dict.fromkeys(("-sys", "--system-prompt"), "--system"),
+    **dict.fromkeys(("-t", "--num-thread"), "--threads"),
+    **dict.fromkeys(("--repeat-penalty", "--repetition-penalty"), "-o repetition_penalty"),
+    "--format": "--schema",
+    "--hidethinking": "--hide-reasoning",
+    "--attachment": "--file",
+    "--cid": "--conversation",
+}
+"""Flags of Ollama, llama.cpp and llm, and ours for the same."""
+
+
 def shell_advice(name: str) -> str:
     """Return what to run for a verb of another program, or an empty string."""
     return next((entry.shell for entry in OTHER_WORDS if name in entry.words), "")

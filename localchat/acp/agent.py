@@ -48,6 +48,8 @@ from localchat.session.session import ChatSession
 from localchat.session.view import transcript_blocks
 from localchat.tools.tool import Effect
 
+_INVALID_PARAMS: Final = -32602
+_INTERNAL_ERROR: Final = -32603
 _COMMANDS: Final = tuple(row for row in COMMANDS if row.name in ("undo", "compact"))
 """Slash commands that clients offer. For the others they have means of their own."""
 
@@ -144,7 +146,7 @@ class LocalchatAgent:
             try:
                 conversation = await asyncio.to_thread(history.load, session_id)
             except LocalchatError as problem:
-                raise _invalid(problem) from problem
+                raise _failed(problem) from problem
         opened = self._open(conversation, cwd, mcp_servers or [])
         opened.view.replay(transcript_blocks(conversation))
         await opened.view.flush()
@@ -155,12 +157,12 @@ class LocalchatAgent:
     ) -> OpenSession:
         assert self._client is not None
         if not os.path.isabs(cwd) or not os.path.isdir(cwd):  # noqa: PTH112, PTH117 - cwd may have a NUL
-            raise _invalid(UsageError(f"cwd must be the absolute path of a folder, not {cwd!r}"))
+            raise _failed(UsageError(f"cwd must be the absolute path of a folder, not {cwd!r}"))
         try:
             passed = passed_servers(servers, self._context.mcp_servers)
             context = msgspec.structs.replace(self._context, mcp_servers=passed)
         except LocalchatError as problem:
-            raise _invalid(problem) from problem
+            raise _failed(problem) from problem
         view = ClientView(self._client, conversation.id, Path(cwd))
         recorder = ConversationRecorder()
         recorder.attach(self._open_history())
@@ -185,7 +187,7 @@ class LocalchatAgent:
     def _set_mode(self, opened: OpenSession, mode: str) -> None:
         """Turn on the tools of a mode, and the servers that the client passed. Raises RequestError."""
         if mode not in self._modes:
-            raise _invalid(UsageError(f"there is no mode {mode}"))
+            raise _failed(UsageError(f"there is no mode {mode}"))
         own = self._context.mcp_servers
         passed = (name for name in opened.session.context.mcp_servers if name not in own)
         tools = self._modes[mode].tools
@@ -195,7 +197,7 @@ class LocalchatAgent:
         try:
             opened.session.prepare_change(None, changes).apply()
         except LocalchatError as problem:
-            raise _invalid(problem) from problem
+            raise _failed(problem) from problem
         opened.mode = mode
 
     async def set_session_mode(
@@ -218,6 +220,8 @@ class LocalchatAgent:
         opened = self._opened(session_id)
         try:
             question = await asyncio.to_thread(question_of, prompt)
+            if not question.text.strip() and not question.attachments:
+                raise UsageError("the prompt is empty")
             if question.text.strip() in [f"/{command.name}" for command in _COMMANDS]:
                 await self._run_command(opened, question.text.strip())
                 return PromptResponse(stop_reason="end_turn")
@@ -254,7 +258,7 @@ class LocalchatAgent:
     def _opened(self, session_id: str) -> OpenSession:
         opened = self._sessions.get(session_id)
         if opened is None:
-            raise _invalid(UsageError(f"there is no session {session_id}"))
+            raise _failed(UsageError(f"there is no session {session_id}"))
         return opened
 
 
@@ -286,10 +290,7 @@ def _stop_reason(outcome: Outcome) -> StopReason:
 
 def _failed(problem: LocalchatError) -> RequestError:
     """Return the error of a request. Clients show its message or its details."""
-    internal_error = -32603
-    return RequestError(internal_error, str(problem), {"details": str(problem)})
-
-
-def _invalid(problem: LocalchatError) -> RequestError:
-    invalid_params = -32602
-    return RequestError(invalid_params, str(problem), {"details": str(problem)})
+    code = _INTERNAL_ERROR
+    if isinstance(problem, UsageError):
+        code = _INVALID_PARAMS
+    return RequestError(code, str(problem), {"details": str(problem)})

@@ -68,7 +68,7 @@ class _PromptSteps:
         """Reason why no amount of memory makes room. Empty if memory can."""
         info = self._info
         if info.backend == "remote":
-            return "the server sets its context: start it with a longer one"
+            return "the server sets the context; or start the server with a longer one"
         if info.context_train and self._prompt >= info.context_train:
             return f"this model was trained for {tokens(info.context_train)}"
         return ""

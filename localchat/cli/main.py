@@ -31,6 +31,8 @@ _TYPES = {
 }
 """Click's words for values of a wrong type, and ours."""
 _RANGE = re.compile(r"(\d+)<=x<=(\d+)")
+_MIN_FLAG_SIMILARITY = 0.7
+"""Less is another word: --vote is not --remote."""
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 """Errors of click's own writes to stdout, such as a help page. Other writers report theirs."""
 
@@ -94,7 +96,7 @@ def _status(args: Sequence[str], app: AppContext) -> int:
         # Raised by --help and --version.
         return end.exit_code
     except click.ClickException as problem:
-        _print_error(_usage_message(problem), _usage_hint(problem, args))
+        _print_error(_usage_message(problem, args), _usage_hint(problem, args))
         return ExitCode.USAGE
     except LocalchatError as problem:
         if app.debugging:
@@ -156,11 +158,11 @@ def _print_completions(app: AppContext) -> int:
     return shell_complete(root, {"obj": app}, "localchat", _COMPLETE, app.environ[_COMPLETE])
 
 
-def _usage_message(problem: click.ClickException) -> str:
+def _usage_message(problem: click.ClickException, args: Sequence[str]) -> str:
     """Return click's message on one line. Click lists choices on several."""
     context = _context(problem)
     if isinstance(problem, click.NoSuchOption):
-        return _unknown_flag(problem, context)
+        return _unknown_flag(problem.option_name, args, context)
     if isinstance(problem, click.BadOptionUsage) and "requires" in problem.message:
         return f"{problem.option_name} needs a value"
     if isinstance(problem, click.BadParameter) and context is not None:
@@ -194,21 +196,27 @@ def _parameter_message(problem: click.BadParameter, context: click.Context) -> s
     return f"{name}: {message[:1].lower()}{message[1:]}"
 
 
-def _unknown_flag(problem: click.NoSuchOption, context: click.Context | None) -> str:
+def _unknown_flag(name: str, args: Sequence[str], context: click.Context | None) -> str:
     """Return the message for an unknown flag, with the nearest one. Click would list unrelated ones."""
     from localchat.suggestions import closest
+    from localchat.verbs import OTHER_FLAGS
 
-    message = f"there is no flag {problem.option_name}"
+    # Click splits -ngl into letters.
+    typed = next((arg for arg in args if arg in OTHER_FLAGS and arg.startswith(name)), name)
+    message = f"there is no flag {typed}"
     if context is None:
         return message
-    flags = (
-        flag
+    flags = {
+        flag.lstrip("-"): flag
         for param in context.command.params
         if isinstance(param, click.Option) and not param.hidden
         for flag in (*param.opts, *param.secondary_opts)
-    )
-    if near := closest(problem.option_name, flags):
-        message += f"; did you mean {near[0]}?"
+    }
+    advice = OTHER_FLAGS.get(typed, "")
+    if advice.lstrip("-").partition(" ")[0] in flags:
+        message += f"; did you mean {advice}?"
+    elif near := closest(name.lstrip("-"), flags, min_similarity=_MIN_FLAG_SIMILARITY):
+        message += f"; did you mean {flags[near[0]]}?"
     return message
 
 

@@ -12,6 +12,7 @@ from msgspec import structs
 from localchat.cli.context import AppContext, Notify, app_context
 from localchat.cli.options import given_flags
 from localchat.cli.streams import Terminal
+from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import Paths, file_state, find_paths
 from localchat.config.remotes import PREFIX, Remote, find_remote
 from localchat.config.settings import (
@@ -175,12 +176,24 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
             output.notify(notice)
     if model.notice:
         output.notify(model.notice)
+    if model.remote is not None and terminal is None:
+        for flag in _load_flags(inputs.flags):
+            output.notify(f"{flag} has no effect: {model.name} is loaded by its own server")
 
     def settings_for(names: Iterable[str]) -> Settings:
         inputs.reread(output.notify)
         return inputs.settings(names).settings
 
     return Setup(inputs.app, paths, settings, origins, model, output, settings_for, inputs.flags)
+
+
+def _load_flags(flags: Mapping[str, Given]) -> list[str]:
+    """Return the flags of a load among the given ones."""
+    return [
+        setting.origin
+        for key, setting in flags.items()
+        if key in PARAMETERS and PARAMETERS[key].loads and key != "speculation"
+    ]
 
 
 def _remote(inputs: Inputs, chosen: Resolved) -> Remote | None:

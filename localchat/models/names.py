@@ -6,15 +6,18 @@ and renamed files work.
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from localchat.errors import ModelMissing, UsageError
 from localchat.models.catalog import Catalog, CatalogEntry
+from localchat.models.gguf_files import plain_stem
 from localchat.models.hub.manifest import Format, Installed
 from localchat.models.quantizations import (
     DEFAULT_QUANTIZATION,
     canonical,
     is_quantization,
+    quantization_of,
     same_quantization,
 )
 from localchat.suggestions import closest
@@ -22,6 +25,7 @@ from localchat.suggestions import closest
 _HOSTS: Final = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/")
 _PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?")
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
+_FORMAT_SUFFIX: Final = re.compile(r"-(gguf|awq|gptq(-int[48])?|fp8|bf16)$")
 _PART_NUMBER: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _FORM: Final = "names look like qwen2.5:7b-q4_k_m, qwen2.5:7b, hf.co/user/repo:QUANT or user/repo"
 
@@ -167,8 +171,54 @@ def quantizations_hint(name: str, catalogue: Catalog) -> str:
     return ""
 
 
-def similar_names(typed: str, names: Iterable[str]) -> str:
-    """Return a hint with related and similar names, or the forms of names."""
+def entry_of_file(path: Path, catalogue: Catalog) -> CatalogEntry | None:
+    """Find the entry of a file by its name, such as `Qwen2.5-7B-Instruct-Q4_K_M.gguf`."""
+    stem = plain_stem(path) if path.suffix.lower() == ".gguf" else path.name
+    quantization = quantization_of(f"{stem}.gguf")
+    if quantization:
+        stem = re.sub(rf"[-_.]{re.escape(quantization)}$", "", stem, flags=re.IGNORECASE)
+    return entry_of_title(stem, catalogue)
+
+
+def entry_of_title(title: str, catalogue: Catalog) -> CatalogEntry | None:
+    """Find an entry by the makers' title: a repository or file name without suffixes of the format."""
+    bare = _bare(title)
+    for entry in catalogue.values():
+        if bare and any(
+            _bare(source.repository.partition("/")[2]) == bare for source in entry.sources
+        ):
+            return entry
+    return None
+
+
+def _bare(title: str) -> str:
+    return _FORMAT_SUFFIX.sub("", title.lower())
+
+
+def similar_names(typed: str, names: Iterable[str], own: Iterable[str] = ()) -> str:
+    """Return a hint with related and similar names, or the forms of names.
+
+    own: names of models that are here. They come first.
+    """
+    close = list(dict.fromkeys((*_similar_own(typed, own), *_similar(typed, {*names, *own}))))[:8]
+    if close:
+        return f"the nearest names: {', '.join(close)}"
+    return _FORM
+
+
+def _similar_own(typed: str, own: Iterable[str]) -> list[str]:
+    """Return the names whose last part begins like the typed one, most similar first.
+
+    File names are long, so only their beginning is compared.
+    """
+    tails = {}
+    for name in sorted(own):
+        tail = name.rpartition("/")[2]
+        tails[tail.lower()[: len(typed) + 1]] = name
+    return [tails[near] for near in closest(typed, tails, count=3, min_similarity=0.7)]
+
+
+def _similar(typed: str, names: Iterable[str]) -> list[str]:
     spellings = {name.lower(): name for name in sorted(names)}
     near = closest(typed, spellings.values(), count=4, min_similarity=0.5)
     family = typed.lower().partition(":")[0]
@@ -177,10 +227,7 @@ def similar_names(typed: str, names: Iterable[str]) -> str:
         for lower, name in spellings.items()
         if lower.partition(":")[0] == family or lower.startswith(f"{family}/")
     ]
-    close = list(dict.fromkeys((*same_family, *near)))[:8]
-    if close:
-        return f"the nearest names: {', '.join(close)}"
-    return _FORM
+    return [*same_family, *near]
 
 
 def find_pulled(reference: Reference, models: Iterable[Installed]) -> Installed | None:

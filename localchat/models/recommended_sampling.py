@@ -3,9 +3,7 @@
 The settings file overrides it; it overrides the model file's own metadata.
 """
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -13,14 +11,11 @@ import msgspec
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
-from localchat.models.gguf_files import plain_stem
 from localchat.models.hub.manifest import installed
-from localchat.models.names import find_entry, parse
-from localchat.models.quantizations import quantization_of
+from localchat.models.names import entry_of_file, entry_of_title, find_entry, parse
 from localchat.models.resolve import GUIDE, ResolvedModel
 
 _STORE_PREFIXES: Final = ("ollama/", "lmstudio/", "hf/", "llamacpp/", "folder/")
-_SUFFIX: Final = re.compile(r"-(gguf|awq|gptq(-int[48])?|fp8|bf16)$")
 
 
 class RecommendedSampling(NamedTuple):
@@ -46,7 +41,7 @@ def recommended_sampling(model: ResolvedModel, paths: Paths) -> RecommendedSampl
     if entry is None:
         return NO_RECOMMENDATION
     stated = msgspec.structs.asdict(entry.sampling)
-    sampling = {key: float(value) for key, value in stated.items() if value is not None}
+    sampling: dict[str, float] = {key: value for key, value in stated.items() if value is not None}
     if sampling:
         return RecommendedSampling(sampling, entry.name)
     return NO_RECOMMENDATION
@@ -65,7 +60,7 @@ def _entry(model: ResolvedModel, paths: Paths, catalogue: Catalog) -> CatalogEnt
             return reference.entry
         if entry := _of_repository(reference.repository, catalogue):
             return entry
-    return _of_title(_title(model.path), catalogue)
+    return entry_of_file(model.path, catalogue)
 
 
 def _words(model: ResolvedModel, paths: Paths) -> Iterator[str]:
@@ -85,28 +80,4 @@ def _of_repository(repository: str, catalogue: Catalog) -> CatalogEntry | None:
     for entry in catalogue.values():
         if any(source.repository.lower() == name for source in entry.sources):
             return entry
-    return _of_title(name.partition("/")[2], catalogue)
-
-
-def _of_title(title: str, catalogue: Catalog) -> CatalogEntry | None:
-    """Find an entry by the makers' title: a repository or file name without suffixes of the format."""
-    bare = _bare(title)
-    for entry in catalogue.values():
-        if bare and any(
-            _bare(source.repository.partition("/")[2]) == bare for source in entry.sources
-        ):
-            return entry
-    return None
-
-
-def _bare(title: str) -> str:
-    return _SUFFIX.sub("", title.lower())
-
-
-def _title(path: Path) -> str:
-    """Return `qwen2.5-7b-instruct` for `Qwen2.5-7B-Instruct-Q4_K_M.gguf`, and for its parts."""
-    stem = plain_stem(path) if path.suffix.lower() == ".gguf" else path.name
-    quantization = quantization_of(f"{stem}.gguf")
-    if quantization:
-        stem = re.sub(rf"[-_.]{re.escape(quantization)}$", "", stem, flags=re.IGNORECASE)
-    return stem
+    return entry_of_title(name.partition("/")[2], catalogue)

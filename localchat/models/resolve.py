@@ -210,7 +210,7 @@ def _pulled(typed: str, paths: Paths, why: str, environ: Mapping[str, str]) -> R
     from localchat.models.catalog import read_catalog
     from localchat.models.external.discovery import missing_external
     from localchat.models.hub.manifest import installed
-    from localchat.models.names import find_pulled, parse
+    from localchat.models.names import entry_of_file, find_pulled, parse
 
     models = installed(paths.models_dir)
     name = typed.lower()
@@ -230,10 +230,13 @@ def _pulled(typed: str, paths: Paths, why: str, environ: Mapping[str, str]) -> R
         return _complete(model, why)
     if other := _of_other_program(typed, why, environ):
         return other
+    hint = f"download it: localchat pull {reference.name}"
+    for other_name, path in _other_files(models, paths, environ).items():
+        if reference.entry is not None and entry_of_file(path, catalogue) is reference.entry:
+            hint = f"the same model is here under another name: {sanitize_line(other_name)}\n{hint}"
+            break
     raise missing_external(typed, why) or ModelMissing(
-        f"{typed} is not here{_chosen(why)}",
-        hint=f"download it: localchat pull {reference.name}",
-        pull=reference.name,
+        f"{typed} is not here{_chosen(why)}", hint=hint, pull=reference.name
     )
 
 
@@ -247,6 +250,31 @@ def _complete(model: "Installed", why: str) -> ResolvedModel:
             pull=name,
         )
     return ResolvedModel(name, name, model.path, why)
+
+
+def _other_files(
+    models: "Sequence[Installed]", paths: Paths, environ: Mapping[str, str]
+) -> dict[str, Path]:
+    """Return the files that were not pulled, by name: aliases of files, loose files, other programs' models."""
+    from localchat.models.aliases import read_aliases
+    from localchat.models.external.discovery import find_external_models
+
+    aliases = {name: Path(target) for name, target in read_aliases(paths).aliases.items()}
+    external = find_external_models(environ).models
+    return {
+        **{name: path for name, path in aliases.items() if path.is_absolute() and path.exists()},
+        **_loose(models, paths),
+        **{model.name: model.path for model in external if model.path is not None},
+    }
+
+
+def _loose(models: "Sequence[Installed]", paths: Paths) -> dict[str, Path]:
+    """Return the files of the models folder that were not pulled, by name."""
+    from localchat.models.gguf_files import models_in_folder
+
+    listed = {file for model in models for file in model.files}
+    files = models_in_folder(paths.models_dir)
+    return {name: path for name, path in files.items() if path not in listed}
 
 
 def _unknown_name(
@@ -264,15 +292,9 @@ def _unknown_name(
     """
     from localchat.models.aliases import read_aliases
     from localchat.models.external.discovery import find_external_models
-    from localchat.models.gguf_files import models_in_folder
     from localchat.models.names import quantizations_hint, similar_names
 
-    listed = {file for model in models for file in model.files}
-    loose = {
-        name: path
-        for name, path in models_in_folder(paths.models_dir).items()
-        if path not in listed
-    }
+    loose = _loose(models, paths)
     # Letter case does not matter, as with other names.
     matches = [name for name in loose if name.casefold() == typed.casefold()]
     if len(matches) == 1:
@@ -286,7 +308,7 @@ def _unknown_name(
         *read_aliases(paths).aliases,
         *external,
     }
-    similar = quantizations_hint(typed, catalogue) or similar_names(typed, {*catalogue, *own})
+    similar = quantizations_hint(typed, catalogue) or similar_names(typed, catalogue, own)
     yours = [sanitize_line(name) for name in sorted({GUIDE, *own})]
     more = ""
     if len(yours) > _MAX_SHOWN_NAMES:

@@ -348,4 +348,9 @@ def _routing_error(request: Request, error: HTTPException) -> ApiError:
 
 def _log_error(error: LocalchatError) -> None:
     """Log the full message, which may contain paths that clients must not see."""
-    log.error("%s: %s", error.code, error.message)
+    log.error("%s: %s", error.code, log_text(error))
+
+
+def log_text(error: LocalchatError) -> str:
+    """Return the message and the hint of an error on one line."""
+    return "; ".join(filter(None, (error.message, *error.hint.split("\n"))))

@@ -21,7 +21,7 @@ from localchat.engine.interface import Engine
 from localchat.errors import ContextExceeded, LocalchatError
 from localchat.server.cancellation import disconnected
 from localchat.server.chat.content_blocks import CollectedAnswer
-from localchat.server.errors import ApiError, internal_error, timed_out, to_api_error
+from localchat.server.errors import ApiError, internal_error, log_text, timed_out, to_api_error
 from localchat.server.formatters import AnswerFormatter
 from localchat.server.generation import EventSource, Generation, GenerationSpec, OutputEvent
 from localchat.server.leases import AsyncLease
@@ -196,7 +196,7 @@ class GenerationResponse:
     ) -> ApiError:
         """Log and count the error that ends an open stream."""
         if isinstance(error, LocalchatError):
-            log.error("%s %s: %s", tracked.id, error.code, error.message)
+            log.error("%s %s: %s", tracked.id, error.code, log_text(error))
             error = to_api_error(error)
         tracked.error = error.label
         service.metrics.count_error(tracked.error, error.status)

@@ -21,11 +21,17 @@ class Command(NamedTuple):
     required: bool = False
     """Whether the command needs an argument."""
     aliases: tuple[str, ...] = ()
-    screen_only: bool = False
+    line_advice: str = ""
+    """Advice for the line mode. Empty for a command that works there."""
 
 
 COMMANDS: Final = (
-    Command("model", "[NAME]", "Choose the model; the conversation continues.", screen_only=True),
+    Command(
+        "model",
+        "[NAME]",
+        "Choose the model; the conversation continues.",
+        line_advice="leave, and continue with another model: localchat -c -i -m MODEL",
+    ),
     Command("new", "", "Begin a new conversation; this one stays in the history."),
     Command("clear", "", "The same as /new, with the same instructions."),
     Command("system", "[TEXT]", "Set the instructions that come first; without TEXT, show them."),
@@ -33,17 +39,22 @@ COMMANDS: Final = (
         "set",
         "[KEY VALUE]",
         "Change a parameter; without one, list all of them.",
-        screen_only=True,
+        line_advice="leave, and continue with a flag, such as: localchat -c -i --temp 0.2",
     ),
     Command(
         "think",
         "[on|off|auto]",
         "Let the model reason before it answers, or not.",
-        screen_only=True,
+        line_advice="leave, and continue with a flag: localchat -c -i --think or --no-think",
     ),
     Command("tools", "[NAMES|off]", "Tools that the model may call; without NAMES, list them."),
     Command("regen", "", "Answer the last question again; the old answer stays as a branch."),
-    Command("edit", "", "Change the last question and send it as a new branch.", screen_only=True),
+    Command(
+        "edit",
+        "",
+        "Change the last question and send it as a new branch.",
+        line_advice="/undo takes the last question back, and you type it again",
+    ),
     Command("undo", "", "Undo the last question, its answer and its writes to files."),
     Command("compact", "", "Summarize the conversation, and send the summary instead."),
     Command("everything", "", "Send all messages again that were left out or summarized."),
@@ -51,20 +62,31 @@ COMMANDS: Final = (
         "copy",
         "[N|code [N]]",
         "Copy the last answer, N messages, or code by its number.",
-        screen_only=True,
+        line_advice="/export writes the conversation to a file",
     ),
     Command("export", "[FILE]", "Write the conversation to a file: Markdown, or JSON by its name."),
     Command("history", "", "Find, open, rename and delete conversations."),
     Command("stats", "", "The metrics of the last answer, and the panel."),
-    Command("fit", "[MODEL]", "Check whether a model fits in memory.", screen_only=True),
-    Command("pull", "NAME", "Download a model in the background.", required=True, screen_only=True),
+    Command(
+        "fit",
+        "[MODEL]",
+        "Check whether a model fits in memory.",
+        line_advice="in the shell there is `localchat fit`",
+    ),
+    Command(
+        "pull",
+        "NAME",
+        "Download a model in the background.",
+        required=True,
+        line_advice="in the shell there is `localchat pull`",
+    ),
     Command("help", "", "Keys and commands.", aliases=("?",)),
     Command("quit", "", "Quit; everything is saved.", aliases=("exit", "bye")),
 )
 """Commands of the screen."""
 
 LINE_COMMANDS: Final = (
-    *(command for command in COMMANDS if not command.screen_only),
+    *(command for command in COMMANDS if not command.line_advice),
     Command("send", "", "Send the question that could not be sent."),
 )
 """Commands of the line mode."""
@@ -151,7 +173,8 @@ def parse(line: str, front_end: FrontEnd = "screen") -> CommandCall:
     command = _BY_NAME.get(name.strip().lower())
     if command in COMMANDS and command not in commands:
         raise UsageError(
-            f"/{name} is a command of the screen", hint="/help lists those that work here"
+            f"/{name} is a command of the screen",
+            hint=f"{command.line_advice}\n/help lists the commands that work here",
         )
     if command is None or command not in commands:
         raise UsageError(

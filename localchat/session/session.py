@@ -292,7 +292,8 @@ class ChatSession:
         for block in node_blocks(self.conversation, question):
             self.view.put(block)
         if unknown_name:
-            self.remark(f"there are no documents @{unknown_name}, so the name is sent as text")
+            sentence = f"there are no documents @{unknown_name}, so the name is sent as text"
+            self.remark(sentence, "warning")
         self.recorder.changed(question)
         if not self._keep_unanswered:
             self._unanswered = question

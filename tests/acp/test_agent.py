@@ -380,6 +380,21 @@ def test_a_model_that_cannot_be_loaded_fails_the_prompt_only(tmp_path: Path) -> 
     play(stage, scene)
 
 
+def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
+    stage = stage_of(tmp_path)
+
+    async def scene(desk: Desk) -> None:
+        session = await desk.begin()
+        blank: list[Any] = [text_block(" ")]
+        for prompt in ([], blank):
+            with pytest.raises(RequestError, match="the prompt is empty") as caught:
+                await desk.agent.prompt(session_id=session, prompt=prompt)
+            assert caught.value.code == -32602
+        assert not stage.engine.requests
+
+    play(stage, scene)
+
+
 def test_wrong_requests_are_named(tmp_path: Path) -> None:
     async def scene(desk: Desk) -> None:
         session = await desk.begin()

@@ -36,6 +36,17 @@ def test_a_model_beside_it_is_the_servers(call: Call, settings: Path) -> None:
     assert remote is not None and remote.model == "small"
 
 
+def test_flags_of_a_load_are_reported_without_effect_on_a_remote(
+    call: Call, settings: Path
+) -> None:
+    app = ScriptedApp(answer("hi"))
+    flags = ("--ctx", "2k", "--threads", "3", "--temp", "0")
+    err = call(app, "--remote", "box", *flags, "hello", named=False).err
+    assert "--ctx has no effect: big on box is loaded by its own server" in err
+    assert "--threads has no effect" in err
+    assert "no effect" not in call(app, "--remote", "box", "hello", named=False).err
+
+
 def test_a_remote_is_not_remembered_as_the_next_runs_model(
     call: Call, settings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

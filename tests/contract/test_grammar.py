@@ -118,7 +118,7 @@ def test_a_bound_answer_can_be_cut_by_length_and_by_a_stop_string(start: Open) -
         ),
         (
             Grammar("regex", "(a|b"),
-            r"the regular expression cannot be used: unclosed group\n +\(a\|b\n +\^$",
+            r"the regular expression cannot be used: unclosed group, at position 0$",
         ),
         (Grammar("lark", "start: foo"), 'the grammar cannot be used.*1.8.*"foo"'),
         (Grammar("lark", " "), "the grammar is empty"),

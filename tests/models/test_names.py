@@ -274,12 +274,34 @@ def test_unknown_word_names_files_and_what_a_folder_holds(paths: Paths) -> None:
     with pytest.raises(ModelMissing) as caught:
         locate("tinny", paths, "why")
     near, commands = caught.value.hint.splitlines()
-    assert near == "the nearest names: Tiny"
+    assert near == "the nearest names: Tiny, hf.co/maker/tinyling:Q8_0"
     assert (
         "Your models: Tiny, guide, " in commands
         and " mine" in commands
         and "localchat pull NAME" in commands
     )
+
+
+def test_a_name_of_the_catalogue_leads_to_the_file_that_is_here(paths: Paths) -> None:
+    file = paths.models_dir.parent / "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"GGUF")
+    add_alias(paths, "coder", str(file))
+    with pytest.raises(ModelMissing) as caught:
+        locate("qwen2.5-coder:1.5b", paths, "why")
+    assert caught.value.hint.splitlines() == [
+        "the same model is here under another name: coder",
+        "download it: localchat pull qwen2.5-coder:1.5b-q4_k_m",
+    ]
+
+
+def test_the_nearest_names_begin_with_the_models_that_are_here(paths: Paths) -> None:
+    paths.models_dir.mkdir(parents=True, exist_ok=True)
+    (paths.models_dir / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelMissing) as caught:
+        locate("qwen25-coder", paths, "why")
+    near = caught.value.hint.splitlines()[0]
+    assert near.startswith("the nearest names: qwen2.5-coder-1.5b-instruct-q4_k_m, ")
 
 
 def test_manifest_that_names_a_file_outside_counts_as_none(paths: Paths) -> None:

@@ -250,6 +250,17 @@ def test_an_engine_that_refuses_is_a_real_status(
     assert "/secret/path" not in reply.body.decode() and "Traceback" not in reply.body.decode()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_log_says_what_to_do_about_a_model_that_cannot_be_used(
+    stage: Stage, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    problem = ModelInvalid("bad file /secret/path", hint="the file changed\ndownload it again")
+    stage.engine.refusals["refused"] = [problem]
+    chat(stage, "refused", stream=stream)
+    expected = "model_invalid: bad file /secret/path; the file changed; download it again"
+    assert expected in caplog.text
+
+
 def test_a_refusal_of_the_engine_names_the_field_where_it_knows_it(stage: Stage) -> None:
     stage.engine.refusals["biased"] = [UsageError("no such token", field="logit_bias")]
     error = chat(stage, "biased", logit_bias={"99": 1}).error

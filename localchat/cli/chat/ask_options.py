@@ -1,5 +1,6 @@
 """Read the flags of one call that are not settings, such as its grammar."""
 
+import re
 from typing import Final
 
 import click
@@ -43,6 +44,13 @@ def ask_options(ctx: click.Context) -> AskOptions:
 
 _GRAMMAR_FLAGS: Final = ("schema", "grammar", "regex")
 _MAX_GRAMMAR_BYTES: Final = 1 << 20
+_INLINE: Final = {
+    "--schema": "give the path of a schema, or a schema that begins with {",
+    "--grammar": "give the path of a grammar, or a grammar that begins with start: or root ::=",
+}
+"""Forms of each flag."""
+_RULE: Final = re.compile(r"\s*(?:[\w-]+\s*::=|start\s*:)")
+"""Beginning of a grammar in GBNF or Lark. A file name may have a colon, but hardly after `start`."""
 
 
 def requested_grammar(ctx: click.Context) -> Grammar | None:
@@ -57,8 +65,10 @@ def requested_grammar(ctx: click.Context) -> Grammar | None:
             if not is_schema:
                 text = _read_grammar("--schema", text)
             return Grammar("json_schema", text)
-        case {"grammar": name}:
-            return Grammar("lark", _read_grammar("--grammar", name))
+        case {"grammar": argument}:
+            if _RULE.match(argument):
+                return Grammar("lark", utf8_argument(argument))
+            return Grammar("lark", _read_grammar("--grammar", argument))
         case {"regex": pattern}:
             return Grammar("regex", utf8_argument(pattern))
     return None
@@ -69,7 +79,7 @@ def _read_grammar(flag: str, name: str) -> str:
         with expand_home(name).open("rb") as file:
             data = file.read(_MAX_GRAMMAR_BYTES + 1)
     except FileNotFoundError as problem:
-        raise FileMissing(f"{flag}: there is no file {name}") from problem
+        raise FileMissing(f"{flag}: there is no file {name}", hint=_INLINE[flag]) from problem
     except OSError as problem:
         raise UsageError(f"{flag}: {name} cannot be read: {problem.strerror}") from problem
     if len(data) > _MAX_GRAMMAR_BYTES:

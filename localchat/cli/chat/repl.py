@@ -41,6 +41,7 @@ from localchat.session.blocks import (
     OVERFLOW_PREFIX,
     AnswerBlock,
     Block,
+    NoticeBlock,
     ReasoningBlock,
     ToolCallBlock,
     UserBlock,
@@ -138,7 +139,8 @@ def _greet(setup: Setup) -> None:
 class TerminalView:
     """Prints answers and the status of a session to the terminal.
 
-    Notices are not printed, because they name keys and screens. The line mode prints outcomes instead.
+    Of the notices only warnings are printed, because the others name keys and screens. The line mode prints
+    outcomes instead.
     """
 
     def __init__(self, terminal: Terminal, *, reasoning: bool, print_text: bool = True) -> None:
@@ -175,6 +177,13 @@ class TerminalView:
                 self._terminal.notify(fold.label)
         elif isinstance(block, ToolCallBlock) and block.run is not None:
             self._show_call(block, block.run)
+        elif isinstance(block, NoticeBlock):
+            self._show_notice(block)
+
+    def _show_notice(self, notice: NoticeBlock) -> None:
+        """Print a warning, such as that of a tool server that did not start."""
+        if notice.kind == "warning" and not notice.offers:
+            self._terminal.warn(notice.text)
 
     def _show_call(self, block: ToolCallBlock, run: ToolRun) -> None:
         """Print a call once it has ended, on one line. Until then it is the progress line."""

@@ -69,7 +69,7 @@ def prompt_options(function: "click.decorators.FC") -> "click.decorators.FC":
         ),
         click.option(
             "--grammar",
-            metavar="FILE",
+            metavar="FILE|GRAMMAR",
             shell_complete=complete_file,
             help="Constrain the answer to a grammar (Lark or GBNF).",
         ),

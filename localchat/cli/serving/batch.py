@@ -16,7 +16,15 @@ from localchat.cli.context import app_context
 from localchat.cli.options import FiniteRange, UserPath, complete_model, load_flags
 from localchat.cli.output import print_json
 from localchat.cli.streams import Terminal
-from localchat.errors import ExitCode, FileMissing, LocalchatError, UsageError
+from localchat.errors import (
+    DoesNotFit,
+    ExitCode,
+    FileMissing,
+    LocalchatError,
+    ModelInvalid,
+    ModelMissing,
+    UsageError,
+)
 from localchat.units import counted, duration, rate
 
 if TYPE_CHECKING:
@@ -141,7 +149,9 @@ def command(
     for sentence in _sentences(batch, target):
         terminal.notify(sentence)
     stopped = problem is not None or interrupted or batch.ending
-    if batch.left and (stopped or limit is not None):
+    # The same command would only be refused again.
+    is_refused = isinstance(problem, UsageError | ModelMissing | ModelInvalid | DoesNotFit)
+    if batch.left and (stopped or limit is not None) and not is_refused:
         terminal.print_line(
             f"localchat: {batch.left:,} of {batch.lines:,} lines are left; resume with: {_resume_command()}"
         )

@@ -36,8 +36,10 @@ _CACHED_GRAMMARS = 32
 _MASK_THREADS = 2
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-_REGEX_FAULT = re.compile(r"regex parse error:\n(.*?)\nerror: (.*?)\n", re.DOTALL)
-"""Error of a regular expression, within a message about the grammar made from it."""
+_REGEX_FAULT = re.compile(r"regex parse error:\n.*\n {4}( *)\^+\nerror: (.*?)\n", re.DOTALL)
+"""Error of a regular expression, within a message about the grammar made from it.
+
+The carets stand below the part at fault, four columns to the right."""
 _NAMES = {
     "json_schema": "the JSON schema",
     "json_object": "the schema of any JSON object",
@@ -116,7 +118,8 @@ class GrammarCompiler:
                 self._compile(part)
             why = first_line(matcher.get_error())
             if spec.name.startswith(_NAMES["regex"]) and (fault := _REGEX_FAULT.search(why)):
-                why = f"{fault[2]}\n{fault[1]}"
+                # On one line, because a message of the command line has no other.
+                why = f"{fault[2]}, at position {len(fault[1])}"
             raise UsageError(f"{spec.name} cannot be used: {why}", **_at(spec.field))
         return matcher
 

@@ -1,6 +1,7 @@
 """HTTP client of a remote server, with limits on time and size. Closing the connection cancels a request."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -26,6 +27,10 @@ QUERY_TIMEOUT_S: Final = 30.0
 _MAX_LINE_BYTES: Final = 16 << 20
 _MAX_BODY_BYTES: Final = 64 << 20
 _MAX_ERROR_BYTES: Final = 64 << 10
+_ROUTE: Final = re.compile(
+    r"(?:/v1(?:/(?:chat/)?completions|/models|/responses|/messages)?|/chat/completions)$"
+)
+"""End of an address that users copy from the documents of a server."""
 _CONNECTED: Final = ("connect_tcp.complete", "start_tls.complete")
 
 
@@ -161,7 +166,7 @@ def read_body(response: httpx2.Response, max_bytes: int) -> bytes:
 
 
 def base_url(url: str) -> str:
-    """Return the scheme, host and path of a server, without /v1. Raises UsageError."""
+    """Return the scheme, host and path of a server, without /v1 and the route. Raises UsageError."""
     text = url.strip().rstrip("/")
     if "://" not in text:
         text = f"http://{text}"
@@ -180,4 +185,4 @@ def base_url(url: str) -> str:
         raise UsageError(f"{url!r} is not the address of a server: {error}") from error
     if port == 0:
         raise UsageError(f"{url!r} is not the address of a server: its port is 0")
-    return text.removesuffix("/v1").rstrip("/")
+    return _ROUTE.sub("", text).rstrip("/")

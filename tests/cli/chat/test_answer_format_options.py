@@ -27,10 +27,14 @@ def test_a_schema_is_a_file_or_the_json_itself(call: Call, tmp_path: Path) -> No
     assert asked(call, "--schema", SCHEMA) == Grammar("json_schema", SCHEMA)
 
 
-def test_grammars_come_from_files_and_patterns_from_the_line(call: Call, tmp_path: Path) -> None:
+def test_a_grammar_is_a_file_or_the_rules_and_a_pattern_is_the_argument(
+    call: Call, tmp_path: Path
+) -> None:
     file = tmp_path / "answer.lark"
     file.write_text('start: "a"')
     assert asked(call, "--grammar", file) == Grammar("lark", 'start: "a"')
+    for text in ('start: "a"', 'root ::= "a" | b\nb ::= "b"'):
+        assert asked(call, "--grammar", text) == Grammar("lark", text)
     assert asked(call, "--regex", "a|b") == Grammar("regex", "a|b")
     assert asked(call) is None
 
@@ -39,6 +43,7 @@ def test_grammars_come_from_files_and_patterns_from_the_line(call: Call, tmp_pat
     ("args", "code", "said"),
     [
         (("--schema", "nowhere.json", "hi"), 3, "--schema: there is no file nowhere.json"),
+        (("--grammar", "no:where", "hi"), 3, "or a grammar that begins with start: or root ::="),
         (("--schema", ".", "hi"), 2, "cannot be read"),
         (("--schema", "{}", "--regex", "a", "hi"), 2, "--schema and --regex cannot be combined"),
         (("--regex", "a", "-i", "hi"), 2, "for one answer"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
 from localchat.engine.events import Accepted, Done, Event, Finished, Text
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
@@ -175,6 +176,7 @@ def test_commands_without_a_question_say_so(run: Run) -> None:
         "there is nothing to export",
         "there is no command /nonsense",
         "/set is a command of the screen",
+        "continue with a flag, such as: localchat -c -i --temp 0.2",
         "There are no instructions.",
         "Leave, as /quit does.",
     ):
@@ -193,6 +195,19 @@ def test_an_unknown_command_names_those_of_the_line_mode(run: Run) -> None:
     assert "there is no command /qqqqqq" in shown
     assert "valid names: /clear, /compact, /everything, /export, /help, " in shown
     assert "model" not in shown
+
+
+def test_a_tool_server_that_does_not_start_is_reported_once(run: Run) -> None:
+    settings_file = find_paths({}).settings_file
+    settings_file.parent.mkdir(parents=True, exist_ok=True)
+    settings_file.write_text('[mcp.broken]\ncommand = "/nowhere/program"\n')
+    shown = run(["hi", "and now?"], settings=Settings(tools="broken")).shown
+    assert shown.count("MCP server broken: there is no program") == 1
+
+
+def test_an_unknown_name_of_documents_is_noticed(run: Run) -> None:
+    shown = run(["@lease when does it end?"]).shown
+    assert "there are no documents @lease, so the name is sent as text" in shown
 
 
 def test_an_answer_that_is_stopped_before_its_first_word_has_no_text_to_keep(run: Run) -> None:

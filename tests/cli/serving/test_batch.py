@@ -396,6 +396,8 @@ def test_the_guide_never_answers_a_batch_by_default(
     assert outcome.code == 2
     assert "localchat batch needs a model" in outcome.err
     assert "the only model here is the built-in guide" in outcome.err
+    # The same command would be refused again.
+    assert "resume with" not in outcome.err
     assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 

@@ -312,6 +312,13 @@ def test_an_address_that_is_none_or_holds_a_password_is_refused(url: str) -> Non
     assert "u:p" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "route", ["", "/", "/v1", "/v1/", "/v1/chat/completions", "/v1/models", "/chat/completions"]
+)
+def test_a_pasted_address_may_have_the_route(route: str) -> None:
+    assert base_url(f"http://127.0.0.1:8000/api{route}") == "http://127.0.0.1:8000/api"
+
+
 def test_what_cannot_be_asked_there_is_refused(opened: Open) -> None:
     engine, server = opened(lambda one: one.stream(piece("stop")))
     with pytest.raises(UsageError, match="log probabilities"):
