@@ -4,7 +4,7 @@ import asyncio
 import difflib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Final
 
@@ -25,8 +25,6 @@ _MAX_LINE: Final = 2000
 _MAX_ENTRIES: Final = 400
 _NEW_MODE: Final = 0o644
 _PREVIEW_LINES: Final = 400
-_READ_SCOPE: Final = "read"
-_READ_SCOPE_TEXT: Final = "all reading in this folder"
 _Line = Annotated[int, Meta(ge=1)]
 _Path = Annotated[str, Meta(min_length=1, description="Path relative to the working folder.")]
 
@@ -65,17 +63,17 @@ def reading_tools(root: Root) -> tuple[Tool, ...]:
         title = f"{name}, from line {arguments.start_line}"
         if arguments.end_line:
             title = f"{name}, lines {arguments.start_line} to {last}"
-        return _reading(lambda: _read(root, name, arguments.start_line, last), title)
+        run = partial(asyncio.to_thread, _read, root, name, arguments.start_line, last)
+        return _reading(run, title)
 
     async def plan_list(arguments: ListArguments) -> Plan:
         name = root.relative(arguments.path)
-        return _reading(lambda: _list(root, name), name)
+        return _reading(partial(asyncio.to_thread, _list, root, name), name)
 
     async def plan_search(arguments: SearchArguments) -> Plan:
         name = root.relative(arguments.path)
-        title = f"{arguments.pattern} in {name}"
         run = partial(search, root.path, msgspec.structs.replace(arguments, path=name))
-        return Plan(run, title, scope=_READ_SCOPE, scope_text=_READ_SCOPE_TEXT)
+        return _reading(run, f"{arguments.pattern} in {name}")
 
     return (
         own_tool(
@@ -97,13 +95,8 @@ def reading_tools(root: Root) -> tuple[Tool, ...]:
     )
 
 
-def _reading(function: Callable[[], str], title: str) -> Plan:
-    return Plan(
-        lambda: asyncio.to_thread(function),
-        title,
-        scope=_READ_SCOPE,
-        scope_text=_READ_SCOPE_TEXT,
-    )
+def _reading(run: Callable[[], Awaitable[str]], title: str) -> Plan:
+    return Plan(run, title, scope="read", scope_text="all reading in this folder")
 
 
 def _existing(root: Root, name: str) -> FileContent:

@@ -31,9 +31,13 @@ from localchat.tools.consent import Approvals, Refused
 from localchat.tools.tool import Plan, Tool, ToolError, bounded, parsed_arguments
 
 CallState: TypeAlias = Literal["asking", "running", "done", "failed", "refused"]
+_CHANGES: Final = ("write", "run")
+"""Effects that may change what other calls read."""
 MAX_CALLS: Final = 16
 """Calls of one answer that run."""
-_REPEATED: Final = "[This is the same call as before, with the same result. Answer from it.]"
+_REPEATED: Final = (
+    "[This is the same call as before, with the same result. Answer from it, or call another tool.]"
+)
 _IN_WORDS: Final = r"[^\s{<\[`](.|\n)*"
 """Small models write a call as text once they cannot call any more. A call starts with one of these signs."""
 _MIN_RESULT: Final = 1500
@@ -99,6 +103,10 @@ class ToolTurn:
         """Whether no call has succeeded in the last round. True before the first one."""
         self._loops = False
         """Whether the model repeats itself, so that it has to answer now."""
+        self._repeated: frozenset[str] = frozenset()
+        """Tools whose calls the last round repeated. The next answer cannot call them."""
+        self._has_repeated = False
+        """Whether any round only repeated calls."""
         self._results: dict[str, str] = {}
         """Results since the last call that may have changed anything. Keys are name and arguments."""
 
@@ -148,7 +156,9 @@ class ToolTurn:
             choice = self._announced
         questions = [message.content for message in messages.messages if message.role == "user"]
         self._question = "".join(questions[-1:])
-        tools = tuple(tool.offered() for tool in self._tools.values())
+        tools = tuple(
+            tool.offered() for name, tool in self._tools.items() if name not in self._repeated
+        )
         system = Message("system")
         others = messages.messages
         if others and others[0].role == "system":
@@ -179,39 +189,42 @@ class ToolTurn:
         """
         self.rounds += 1
         self._announced = ""
-        self._loops = self._loops or all(_key(call) in self._results for call in calls)
+        repeats = all(_key(call) in self._results for call in calls)
+        self._repeated = frozenset(call.name for call in calls if repeats)
+        # A small model repeats a call that found nothing. Another tool may find it.
+        if repeats and (self._has_repeated or self._tools.keys() <= self._repeated):
+            self._loops = True
+        self._has_repeated = self._has_repeated or repeats
         results: dict[str, CallResult] = {}
         readers: list[asyncio.Task[None]] = []
+
+        async def execute(call: CalledTool, tool: Tool, plan: Plan) -> None:
+            results[call.id] = await self._executed(call, tool, plan, report)
+
         try:
             for number, call in enumerate(calls):
-                if number >= MAX_CALLS:
-                    problem = ToolError(f"an answer may have {MAX_CALLS} calls")
-                    results[call.id] = self._finished(call, "failed", "", 0.0, problem, report)
-                    continue
                 tool = self._tools.get(call.name)
-                if tool is None or tool.effect in ("write", "run"):
+                changes = tool is None or tool.effect in _CHANGES
+                if changes:
                     await asyncio.gather(*readers)
                     readers = []
-                planned = await self._planned(call, tool, results, report)
-                if planned is None or tool is None:
-                    continue
-                coroutine = self._execute(call, tool, planned, results, report)
-                if tool.effect in ("write", "run"):
-                    await coroutine
-                else:
-                    readers.append(asyncio.create_task(coroutine))
+                planned = await self._planned(call, tool, number, report)
+                if isinstance(planned, CallResult):
+                    results[call.id] = planned
+                elif tool is not None and changes:
+                    await execute(call, tool, planned)
+                elif tool is not None:
+                    readers.append(asyncio.create_task(execute(call, tool, planned)))
             await asyncio.gather(*readers)
         except asyncio.CancelledError:
             for task in readers:
                 task.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
         stopped = ToolError(STOPPED)
-        ordered = []
-        for call in calls:
-            result = results.get(call.id)
-            if result is None:
-                result = self._finished(call, "refused", "", 0.0, stopped, report)
-            ordered.append(result)
+        ordered = [
+            results.get(call.id) or self._finished(call, "refused", "", 0.0, stopped, report)
+            for call in calls
+        ]
         self._has_failed = all(result.run.state == "failed" for result in ordered)
         if self.exhausted:
             last = ordered[-1]
@@ -225,12 +238,14 @@ class ToolTurn:
         self,
         call: CalledTool,
         tool: Tool | None,
-        results: dict[str, CallResult],
+        number: int,
         report: Callable[[CallReport], None],
-    ) -> Plan | None:
-        """Check a call and ask for consent. Without a plan, the result is in `results`."""
+    ) -> Plan | CallResult:
+        """Check a call and ask for consent. Return a result if the call does not run."""
         title = ""
         try:
+            if number >= MAX_CALLS:
+                raise ToolError(f"an answer may have {MAX_CALLS} calls")
             if tool is None:
                 raise ToolError(
                     f"there is no tool {call.name!r}",
@@ -238,46 +253,37 @@ class ToolTurn:
                 )
             if (before := self._results.get(_key(call))) is not None:
                 text = f"{before}\n\n{_REPEATED}"
-                results[call.id] = self._finished(call, "done", title, 0.0, text, report)
-                return None
+                return self._finished(call, "done", title, 0.0, text, report)
             plan = await tool.plan(parsed_arguments(call.arguments))
             title = plan.title
             report(CallReport(call, "asking", title))
             await self._approvals.require(tool, plan)
         except Refused as problem:
-            results[call.id] = self._finished(call, "refused", title, 0.0, problem, report)
+            return self._finished(call, "refused", title, 0.0, problem, report)
         except LocalchatError as problem:
-            results[call.id] = self._finished(call, "failed", title, 0.0, problem, report)
-        else:
-            return plan
-        return None
+            return self._finished(call, "failed", title, 0.0, problem, report)
+        return plan
 
-    async def _execute(
-        self,
-        call: CalledTool,
-        tool: Tool,
-        plan: Plan,
-        results: dict[str, CallResult],
-        report: Callable[[CallReport], None],
-    ) -> None:
-        """Run a planned call, and put its result into `results`."""
+    async def _executed(
+        self, call: CalledTool, tool: Tool, plan: Plan, report: Callable[[CallReport], None]
+    ) -> CallResult:
+        """Run a planned call."""
         report(CallReport(call, "running", plan.title))
         began_s = time.monotonic()
-        state: CallState = "done"
+        state: CallState = "failed"
         outcome: str | LocalchatError
         try:
             outcome = await plan.run()
+            state = "done"
         except LocalchatError as problem:
-            state = "failed"
             outcome = problem
         except Exception as problem:  # noqa: BLE001 - a tool's fault must not end the conversation
-            state = "failed"
             outcome = ToolError(f"{call.name} failed: {type(problem).__name__}: {problem}")
-        seconds = time.monotonic() - began_s
-        if tool.effect in ("write", "run"):
+        if tool.effect in _CHANGES:
             # Earlier results may be out of date.
             self._results.clear()
-        results[call.id] = self._finished(call, state, plan.title, seconds, outcome, report)
+        seconds = time.monotonic() - began_s
+        return self._finished(call, state, plan.title, seconds, outcome, report)
 
     def _finished(
         self,
@@ -295,7 +301,7 @@ class ToolTurn:
         report(CallReport(call, state, title, seconds, text))
         message = Message("tool", bounded(text, self._limit), tool_call_id=call.id, name=call.name)
         tool = self._tools.get(call.name)
-        if tool is None or tool.effect not in ("write", "run") or state == "failed":
+        if tool is None or tool.effect not in _CHANGES or state == "failed":
             self._results.setdefault(_key(call), message.content)
         return CallResult(message, ToolRun(state, title, seconds, len(text)))
 

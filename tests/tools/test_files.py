@@ -59,11 +59,10 @@ def test_a_search_finds_lines_and_names_but_nothing_ignored(folder: Path) -> Non
     (folder / "out").mkdir()
     (folder / "out" / "b.txt").write_text("PORT\n")
     scene = ToolScene(folder)
-    text = scene.text("search_files", pattern="port", ignore_case=True)
+    text = scene.text("search_files", pattern="port")
     assert text.splitlines() == ["src/main.py:1: PORT = 8000", "src/main.py:2: print(PORT)"]
     names = scene.text("search_files", pattern=r"\.py$", names_only=True)
     assert names.splitlines()[:-1] == ["src/main.py"]
-    assert "not a regular expression" in scene.text("search_files", pattern="(")
     assert scene.text("search_files", pattern="PORT", path="src/main.py").count("\n") == 1
 
 
@@ -145,11 +144,34 @@ def test_a_missing_file_is_answered_with_files_of_its_name(tmp_path: Path) -> No
 def test_a_search_does_what_is_meant(tmp_path: Path) -> None:
     (tmp_path / "server.log").write_text("fine\nERROR disk full\n")
     scene = ToolScene(tmp_path)
-    of_file = scene.text(
-        "search_files", pattern="error", path="server.log", names_only=True, ignore_case=True
-    )
+    of_file = scene.text("search_files", pattern="error", path="server.log", names_only=True)
     assert of_file == "server.log:2: ERROR disk full"
     invented = scene.text("search_files", pattern="disk", path="path/to/logs")
     assert invented.splitlines()[0] == "server.log:2: ERROR disk full"
     assert "no path/to/logs" in invented
-    assert "read_file" in scene.text("search_files", pattern="x", path="server.log")
+
+
+def test_a_search_without_a_match_in_one_file_shows_the_file(tmp_path: Path) -> None:
+    (tmp_path / "todo.md").write_text("- water\n" + "- stamps\n" * 100)
+    text = ToolScene(tmp_path).text("search_files", pattern="todo.md", path="todo.md")
+    assert text.splitlines()[:2] == ["No line of todo.md matches. Its text:", "- water"]
+    assert len(text.splitlines()) == 61
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\1binary"])
+def test_a_search_in_a_file_without_text_finds_nothing(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "data").write_bytes(data)
+    text = ToolScene(tmp_path).text("search_files", pattern="x", path="data", names_only=True)
+    assert text == "No match in 1 file."
+
+
+def test_a_search_without_matching_lines_names_the_files_that_match(folder: Path) -> None:
+    text = ToolScene(folder).text("search_files", pattern="main.py")
+    assert text.splitlines() == ["No line matches, but these names of files do:", "src/main.py"]
+
+
+def test_a_pattern_that_is_no_regular_expression_is_a_text_or_wildcards(folder: Path) -> None:
+    scene = ToolScene(folder)
+    assert scene.text("search_files", pattern="print(") == "src/main.py:2: print(PORT)"
+    names = scene.text("search_files", pattern="*.py", names_only=True)
+    assert names.splitlines()[:-1] == ["src/main.py"]
