@@ -210,6 +210,10 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
                     hint="call read_file, and give the lines to replace as old_text",
                 )
             return FileContent(new.encode(), before.mode)
+        if not count and (similar := _similar_lines(text, old)):
+            new = _indented_as(similar, old, new)
+            old = similar
+            count = 1
         if not count:
             raise ToolError(
                 f"old_text does not occur in {name}",
@@ -226,6 +230,36 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
     if data == before.data:
         raise ToolError("old_text and new_text are the same, so nothing would change")
     return FileContent(data, before.mode)
+
+
+def _similar_lines(text: str, old: str) -> str:
+    """Return the only lines that equal `old` but for the spaces around each line. Empty: there are none.
+
+    Small models lose or add indentation. The difference that the user sees shows what is replaced.
+    """
+    wanted = [line.strip() for line in old.strip().splitlines()]
+    lines = text.splitlines(keepends=True)
+    stripped = [line.strip() for line in lines]
+    count = len(wanted)
+    starts = [
+        start for start in range(len(lines)) if wanted and stripped[start : start + count] == wanted
+    ]
+    if len(starts) != 1:
+        return ""
+    return "".join(lines[starts[0] : starts[0] + count])
+
+
+def _indented_as(similar: str, old: str, new: str) -> str:
+    """Return the new lines with the indentation of the lines that they replace."""
+    indent = similar[: len(similar) - len(similar.lstrip())]
+    first = old.lstrip("\r\n")
+    old_indent = first[: len(first) - len(first.lstrip())]
+    lines = [
+        indent + line.removeprefix(old_indent) if line.strip() else line
+        for line in new.strip("\r\n").splitlines(keepends=True)
+    ]
+    ending = similar[len(similar.rstrip("\r\n")) :]
+    return "".join(lines) + ending * bool(lines)
 
 
 def _diff(name: str, before: FileContent | None, after: FileContent) -> str:

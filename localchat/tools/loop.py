@@ -104,11 +104,11 @@ class ToolTurn:
         self._loops = False
         """Whether the model repeats itself, so that it has to answer now."""
         self._repeated: frozenset[str] = frozenset()
-        """Tools whose calls the last round repeated. The next answer cannot call them."""
+        """Tools whose calls the last round repeated. The next answer can call others only."""
         self._has_repeated = False
         """Whether any round only repeated calls."""
-        self._results: dict[str, str] = {}
-        """Results since the last call that may have changed anything. Keys are name and arguments."""
+        self._results: dict[str, tuple[CallState, str]] = {}
+        """States and results since the last call that may have changed anything, by name and arguments."""
 
     @property
     def exhausted(self) -> bool:
@@ -140,7 +140,8 @@ class ToolTurn:
             return False
         for name in self._tools:
             pattern = re.compile(rf"\b{re.escape(name)}\b")
-            if pattern.search(answer.content) and not pattern.search(self._question):
+            is_told = pattern.search(answer.content) and not pattern.search(self._question)
+            if is_told and name not in self._repeated:
                 self._announced = name
                 return True
         return False
@@ -252,8 +253,8 @@ class ToolTurn:
                     hint=did_you_mean(call.name, self._tools),
                 )
             if (before := self._results.get(_key(call))) is not None:
-                text = f"{before}\n\n{_REPEATED}"
-                return self._finished(call, "done", title, 0.0, text, report)
+                state, text = before
+                return self._finished(call, state, title, 0.0, f"{text}\n\n{_REPEATED}", report)
             plan = await tool.plan(parsed_arguments(call.arguments))
             title = plan.title
             report(CallReport(call, "asking", title))
@@ -302,7 +303,7 @@ class ToolTurn:
         message = Message("tool", bounded(text, self._limit), tool_call_id=call.id, name=call.name)
         tool = self._tools.get(call.name)
         if tool is None or tool.effect not in _CHANGES or state == "failed":
-            self._results.setdefault(_key(call), message.content)
+            self._results.setdefault(_key(call), (state, message.content))
         return CallResult(message, ToolRun(state, title, seconds, len(text)))
 
 

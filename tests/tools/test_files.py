@@ -101,6 +101,33 @@ def test_an_edit_that_is_not_exact_changes_nothing_and_asks_nobody(
     assert not scene.consent.asked
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "after"),
+    [
+        ("return a - b", "return a + b", "def add(a, b):\n    return a + b\n"),
+        ("def add(a, b):\nreturn a - b\n", "pass", "pass\n"),
+        ("\treturn a - b", "\tc = a\n\treturn c", "def add(a, b):\n    c = a\n    return c\n"),
+        ("\treturn a - b\n", "", "def add(a, b):\n"),
+    ],
+)
+def test_an_edit_finds_lines_whose_indentation_differs(
+    tmp_path: Path, old: str, new: str, after: str
+) -> None:
+    file = tmp_path / "calc.py"
+    file.write_text("def add(a, b):\n    return a - b\n")
+    result = ToolScene(tmp_path).call("edit_file", path="calc.py", old_text=old, new_text=new)
+    assert result.run.state == "done"
+    assert file.read_text() == after
+
+
+def test_an_edit_of_similar_lines_needs_unique_ones(tmp_path: Path) -> None:
+    file = tmp_path / "calc.py"
+    file.write_text("if a:\n    b()\n    b()\n")
+    text = ToolScene(tmp_path).text("edit_file", path="calc.py", old_text="\tb()", new_text="c()")
+    assert "does not occur" in text
+    assert file.read_text() == "if a:\n    b()\n    b()\n"
+
+
 def test_a_new_file_gets_its_folders(folder: Path) -> None:
     scene = ToolScene(folder)
     text = scene.text("edit_file", path="a/b/new.txt", old_text="", new_text="hi\n")

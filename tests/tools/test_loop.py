@@ -92,7 +92,8 @@ def test_a_second_round_of_repeated_calls_has_to_be_the_last(tmp_path: Path) -> 
 def test_a_call_that_fails_again_and_again_ends_the_calls(tmp_path: Path) -> None:
     scene = ToolScene(tmp_path)
     for has_ended in (False, False, True):
-        scene.call("edit_file", path="none", old_text="A", new_text="B")
+        result = scene.call("edit_file", path="none", old_text="A", new_text="B")
+        assert result.run.state == "failed"
         assert ended(scene) == has_ended
 
 
