@@ -50,6 +50,9 @@ from localchat.tools.tool import Effect
 
 _COMMANDS: Final = tuple(row for row in COMMANDS if row.name in ("undo", "compact"))
 """Slash commands that clients offer. For the others they have means of their own."""
+_INVALID_PARAMS: Final = -32602
+_INTERNAL_ERROR: Final = -32603
+"""Error codes of JSON-RPC."""
 
 
 @dataclass(slots=True)
@@ -284,12 +287,10 @@ def _stop_reason(outcome: Outcome) -> StopReason:
     return "end_turn"
 
 
-def _failed(problem: LocalchatError) -> RequestError:
+def _failed(problem: LocalchatError, code: int = _INTERNAL_ERROR) -> RequestError:
     """Return the error of a request. Clients show its message or its details."""
-    internal_error = -32603
-    return RequestError(internal_error, str(problem), {"details": str(problem)})
+    return RequestError(code, str(problem), {"details": str(problem)})
 
 
 def _invalid(problem: LocalchatError) -> RequestError:
-    invalid_params = -32602
-    return RequestError(invalid_params, str(problem), {"details": str(problem)})
+    return _failed(problem, _INVALID_PARAMS)
