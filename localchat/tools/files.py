@@ -203,6 +203,12 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
             old = old.replace("\r\n", "\n").replace("\n", "\r\n")
             new = new.replace("\r\n", "\n").replace("\n", "\r\n")
             count = text.count(old) if old else 0
+        if not count and new.strip() and new.strip() in text:
+            # Small models repeat an edit that has succeeded.
+            raise ToolError(
+                f"{name} has new_text already",
+                hint="if this is the change that the user wants, it is made; say so",
+            )
         if not arguments.old_text:
             if text:
                 raise ToolError(
@@ -233,16 +239,16 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
 
 
 def _similar_lines(text: str, old: str) -> str:
-    """Return the only lines that equal `old` but for the spaces around each line. Empty: there are none.
+    """Return the lines that differ from `old` only in indentation. Empty if they are not unique.
 
     Small models lose or add indentation. The difference that the user sees shows what is replaced.
     """
-    wanted = [line.strip() for line in old.strip().splitlines()]
+    target = [line.strip() for line in old.strip().splitlines()]
     lines = text.splitlines(keepends=True)
     stripped = [line.strip() for line in lines]
-    count = len(wanted)
+    count = len(target)
     starts = [
-        start for start in range(len(lines)) if wanted and stripped[start : start + count] == wanted
+        start for start in range(len(lines)) if target and stripped[start : start + count] == target
     ]
     if len(starts) != 1:
         return ""

@@ -40,6 +40,9 @@ _REPEATED: Final = (
 )
 _IN_WORDS: Final = r"[^\s{<\[`](.|\n)*"
 """Small models write a call as text once they cannot call any more. A call starts with one of these signs."""
+_INVENTED: Final = re.compile(r'\s*(```\w*\s*)?\{\s*"name":\s*"[^"]*",\s*"(arguments|parameters)":')
+"""Start of an answer that is a call as text. The parser reads it only if the tool exists."""
+_ANY_TOOL: Final = "required"
 _MIN_RESULT: Final = 1500
 _MAX_RESULT: Final = 16_000
 _INSTRUCTIONS: Final = (
@@ -98,7 +101,9 @@ class ToolTurn:
         self._question = ""
         """The user's last message."""
         self._announced = ""
-        """Tool that the model has described instead of calling it. The next answer must call it."""
+        """Tool that the next answer must call, or `required` for any tool.
+
+        The model has described a call instead of making it."""
         self._has_failed = True
         """Whether no call has succeeded in the last round. True before the first one."""
         self._loops = False
@@ -108,7 +113,7 @@ class ToolTurn:
         self._has_repeated = False
         """Whether any round only repeated calls."""
         self._results: dict[str, tuple[CallState, str]] = {}
-        """States and results since the last call that may have changed anything, by name and arguments."""
+        """State and result by name and arguments, since the last call that may have changed anything."""
 
     @property
     def exhausted(self) -> bool:
@@ -144,7 +149,9 @@ class ToolTurn:
             if is_told and name not in self._repeated:
                 self._announced = name
                 return True
-        return False
+        if _INVENTED.match(answer.content):
+            self._announced = _ANY_TOOL
+        return bool(self._announced)
 
     def offer(self, messages: Messages) -> Messages:
         """Add the tools to those of a request. The last one after the limit of rounds cannot call any."""

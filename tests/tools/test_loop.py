@@ -107,6 +107,27 @@ def test_an_empty_answer_after_results_is_asked_for_once_more_without_tools(tmp_
     assert not turn.must_answer(Message("assistant"))
 
 
+@pytest.mark.parametrize(
+    ("answer", "choice"),
+    [
+        ("You can use read_file for this.", "read_file"),
+        ('```json\n{\n  "name": "rename", "arguments": {"old": "a"}\n}\n```', "required"),
+        ('{"name": "rename", "parameters": {}}', "required"),
+        ('The file has the text {"name": "rename", "arguments": {}}.', ""),
+        ("Hello!", ""),
+    ],
+)
+def test_an_answer_that_describes_a_call_has_to_make_one(
+    tmp_path: Path, answer: str, choice: str
+) -> None:
+    tools = ToolScene(tmp_path).tools
+    turn = ToolTurn(tools, Approvals(None), max_rounds=9, context_tokens=8192, forces_calls=True)
+    messages = Messages((Message("user", "Rename a."),))
+    turn.offer(messages)
+    assert turn.must_call(Message("assistant", answer)) == bool(choice)
+    assert turn.offer(messages).tool_choice == (choice or "auto")
+
+
 def test_after_the_last_round_no_tool_can_be_called(tmp_path: Path) -> None:
     scene = ToolScene(tmp_path, max_rounds=1)
     messages = Messages((Message("user", "hi"),))
