@@ -213,7 +213,8 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
             if text:
                 raise ToolError(
                     f"{name} exists",
-                    hint="call read_file, and give the lines to replace as old_text",
+                    hint="call read_file, and give the lines to replace as old_text. To add lines, give the "
+                    "line before them as old_text, and that line with the new ones as new_text",
                 )
             return FileContent(new.encode(), before.mode)
         if not count and (similar := _similar_lines(text, old)):

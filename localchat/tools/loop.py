@@ -109,7 +109,7 @@ class ToolTurn:
         self._loops = False
         """Whether the model repeats itself, so that it has to answer now."""
         self._repeated: frozenset[str] = frozenset()
-        """Tools whose calls the last round repeated. The next answer can call others only."""
+        """Tools that read whose calls the last round repeated. The next answer cannot call them."""
         self._has_repeated = False
         """Whether any round only repeated calls."""
         self._results: dict[str, tuple[CallState, str]] = {}
@@ -198,8 +198,14 @@ class ToolTurn:
         self.rounds += 1
         self._announced = ""
         repeats = all(_key(call) in self._results for call in calls)
-        self._repeated = frozenset(call.name for call in calls if repeats)
-        # A small model repeats a call that found nothing. Another tool may find it.
+        self._repeated = frozenset()
+        if repeats:
+            # A small model repeats a call that found nothing. Another tool may find it. A repeated edit needs
+            # other arguments instead.
+            names = {call.name for call in calls} & self._tools.keys()
+            self._repeated = frozenset(
+                name for name in names if self._tools[name].effect not in _CHANGES
+            )
         if repeats and (self._has_repeated or self._tools.keys() <= self._repeated):
             self._loops = True
         self._has_repeated = self._has_repeated or repeats

@@ -95,6 +95,7 @@ def test_a_call_that_fails_again_and_again_ends_the_calls(tmp_path: Path) -> Non
         result = scene.call("edit_file", path="none", old_text="A", new_text="B")
         assert result.run.state == "failed"
         assert ended(scene) == has_ended
+        assert "edit_file" in offered(scene)
 
 
 def test_an_empty_answer_after_results_is_asked_for_once_more_without_tools(tmp_path: Path) -> None:
