@@ -25,14 +25,14 @@ _MAX_LINE: Final = 2000
 _MAX_ENTRIES: Final = 400
 _NEW_MODE: Final = 0o644
 _PREVIEW_LINES: Final = 400
-_Line = Annotated[int, Meta(ge=1)]
+_Line = Annotated[int, Meta(ge=0)]
 _Path = Annotated[str, Meta(min_length=1, description="Path relative to the working folder.")]
 
 
 class ReadArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: _Path
     start_line: Annotated[_Line, Meta(description="First line, counted from 1.")] = 1
-    end_line: Annotated[int, Meta(ge=0, description="Last line. 0: the end.")] = 0
+    end_line: Annotated[_Line, Meta(description="Last line. 0: the end.")] = 0
 
 
 class ListArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,13 +57,14 @@ def reading_tools(root: Root) -> tuple[Tool, ...]:
 
     async def plan_read(arguments: ReadArguments) -> Plan:
         name = root.relative(arguments.path)
-        last = arguments.end_line or arguments.start_line + _LINES - 1
-        if last < arguments.start_line:
+        first = max(1, arguments.start_line)
+        last = arguments.end_line or first + _LINES - 1
+        if last < first:
             raise ToolError("end_line is before start_line")
-        title = f"{name}, from line {arguments.start_line}"
+        title = f"{name}, from line {first}"
         if arguments.end_line:
-            title = f"{name}, lines {arguments.start_line} to {last}"
-        run = partial(asyncio.to_thread, _read, root, name, arguments.start_line, last)
+            title = f"{name}, lines {first} to {last}"
+        run = partial(asyncio.to_thread, _read, root, name, first, last)
         return _reading(run, title)
 
     async def plan_list(arguments: ListArguments) -> Plan:

@@ -128,10 +128,16 @@ class ToolTurn:
         return ""
 
     def must_answer(self, answer: Message) -> bool:
-        """Return True if an answer after results is empty, and another one without tools is due."""
+        """Return True if an answer after results is empty, and another one is due.
+
+        `offer` then forces a call if the last ones have failed, and otherwise offers no tools.
+        """
         if answer.content or answer.tool_calls or self.exhausted or not self.rounds:
             return False
-        self._loops = True
+        if self._has_failed and self._forces_calls and not self._announced:
+            self._announced = _ANY_TOOL
+        else:
+            self._loops = True
         return True
 
     def must_call(self, answer: Message) -> bool:

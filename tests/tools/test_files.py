@@ -24,6 +24,10 @@ def test_a_short_file_is_returned_as_it_is(folder: Path) -> None:
 def test_a_range_of_lines_says_where_it_is_and_takes_numbers_as_text(folder: Path) -> None:
     text = ToolScene(folder).text("read_file", path="notes.txt", start_line="2", end_line="2")
     assert text == "Lines 2 to 2 of 3 of notes.txt:\ntwo"
+    assert (
+        ToolScene(folder).text("read_file", path="notes.txt", start_line=0, end_line=3).count("\n")
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,7 @@ def test_a_range_of_lines_says_where_it_is_and_takes_numbers_as_text(folder: Pat
         ({"path": "none.txt"}, "there is no file none.txt"),
         ({"path": "src"}, "src is a folder"),
         ({"path": "notes.txt", "start_line": 9}, "has only 3 lines"),
-        ({"path": "notes.txt", "start_line": 0}, "`int` >= 1"),
+        ({"path": "notes.txt", "start_line": -1}, "`int` >= 0"),
         ({"file": "notes.txt"}, "invalid"),
     ],
 )

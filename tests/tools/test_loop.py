@@ -98,6 +98,18 @@ def test_a_call_that_fails_again_and_again_ends_the_calls(tmp_path: Path) -> Non
         assert "edit_file" in offered(scene)
 
 
+def test_an_empty_answer_after_failed_calls_has_to_be_a_call(tmp_path: Path) -> None:
+    scene = ToolScene(tmp_path)
+    scene.turn = ToolTurn(
+        scene.tools, Approvals(None), max_rounds=9, context_tokens=8192, forces_calls=True
+    )
+    scene.call("edit_file", path="none", old_text="A", new_text="B")
+    assert scene.turn.must_answer(Message("assistant"))
+    assert scene.turn.offer(Messages((Message("user", "hi"),))).tool_choice == "required"
+    assert scene.turn.must_answer(Message("assistant"))
+    assert ended(scene)
+
+
 def test_an_empty_answer_after_results_is_asked_for_once_more_without_tools(tmp_path: Path) -> None:
     turn = ToolScene(tmp_path).turn
     assert not turn.must_answer(Message("assistant"))
