@@ -121,11 +121,12 @@ class SessionTools:
 
     async def run(self, turn: "ToolTurn", answer: Node) -> Node | None:
         """Run the calls of an answer, and return the node of the last result. None without calls."""
-        from localchat.tools.loop import with_ids
-
         session = self._session
         conversation = session.conversation
-        answer = msgspec.structs.replace(answer, message=with_ids(answer.message))
+        message = turn.recorded(answer.message)
+        if message.content != answer.message.content:
+            session.view.remove(answer.id)
+        answer = msgspec.structs.replace(answer, message=message)
         calls = turn.calls(answer.message)
         if not calls:
             return None

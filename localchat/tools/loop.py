@@ -105,7 +105,7 @@ class ToolTurn:
 
         The model has described a call instead of making it."""
         self._has_failed = True
-        """Whether no call has succeeded in the last round. True before the first one."""
+        """Whether the last call has failed. True before the first one."""
         self._loops = False
         """Whether the model repeats itself, so that it has to answer now."""
         self._repeated: frozenset[str] = frozenset()
@@ -193,6 +193,14 @@ class ToolTurn:
             return ()
         return answer.tool_calls
 
+    def recorded(self, answer: Message) -> Message:
+        """Return an answer as the conversation stores it, with ids and without advice to make its calls."""
+        answer = with_ids(answer)
+        if self._announced and answer.tool_calls:
+            # The user would read that the call is still to be made, and the model would write it again.
+            return msgspec.structs.replace(answer, content="")
+        return answer
+
     async def run(
         self, calls: Sequence[CalledTool], report: Callable[[CallReport], None]
     ) -> tuple[CallResult, ...]:
@@ -245,7 +253,7 @@ class ToolTurn:
             results.get(call.id) or self._finished(call, "refused", "", 0.0, stopped, report)
             for call in calls
         ]
-        self._has_failed = all(result.run.state == "failed" for result in ordered)
+        self._has_failed = ordered[-1].run.state == "failed"
         if self.exhausted:
             last = ordered[-1]
             content = last.message.content + NO_MORE_CALLS
