@@ -89,6 +89,7 @@ class McpConnection:
         """Hold the connection open until `close`."""
         from mcp import MCPError
 
+        failure: Exception = ToolError(f"{self.server.name} was stopped")
         try:
             if self.server.url:
                 await self._hold(_http(self.server, environ), "auto", ready)
@@ -107,14 +108,12 @@ class McpConnection:
                 else:
                     return
         except Exception as problem:  # noqa: BLE001 - whatever a server causes in the SDK
-            if not ready.done():
-                ready.set_exception(problem)
-                ready.exception()  # read once, in case no caller waits any more
+            failure = problem
         finally:
             self._client = None
             if not ready.done():
-                ready.set_exception(ToolError(f"{self.server.name} was stopped"))
-                ready.exception()
+                ready.set_exception(failure)
+                ready.exception()  # read once, in case no caller waits any more
 
     async def _hold(self, transport: Any, mode: str, ready: "asyncio.Future[None]") -> None:  # noqa: ANN401
         """Connect, report that in `ready`, and wait for `close`. mode: handshake, as the SDK names it."""
