@@ -204,6 +204,10 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
             old = old.replace("\r\n", "\n").replace("\n", "\r\n")
             new = new.replace("\r\n", "\n").replace("\n", "\r\n")
             count = text.count(old) if old else 0
+        if not count and (similar := _similar_lines(text, old)):
+            new = _indented_as(similar, old, new)
+            old = similar
+            count = 1
         if not count and new.strip() and new.strip() in text:
             # Small models repeat an edit that has succeeded.
             raise ToolError(
@@ -218,10 +222,6 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
                     "line before them as old_text, and that line with the new ones as new_text",
                 )
             return FileContent(new.encode(), before.mode)
-        if not count and (similar := _similar_lines(text, old)):
-            new = _indented_as(similar, old, new)
-            old = similar
-            count = 1
         if not count:
             raise ToolError(
                 f"old_text does not occur in {name}",

@@ -120,6 +120,7 @@ def test_an_edit_that_is_made_already_says_so(folder: Path, old: str, new: str) 
         ("def add(a, b):\nreturn a - b\n", "pass", "pass\n"),
         ("\treturn a - b", "\tc = a\n\treturn c", "def add(a, b):\n    c = a\n    return c\n"),
         ("\treturn a - b\n", "", "def add(a, b):\n"),
+        ("\treturn a - b", "\treturn a", "def add(a, b):\n    return a\n"),
     ],
 )
 def test_an_edit_finds_lines_whose_indentation_differs(
