@@ -8,7 +8,7 @@ import fnmatch
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -31,6 +31,8 @@ _MAX_LINE: Final = 300
 _SHOWN_LINES: Final = 60
 """Lines of a single file in which nothing matches."""
 _MAX_FILE_BYTES: Final = 2 << 20
+_NAMED_FILES: Final = 20
+"""Files without a match that are named."""
 _IGNORE_FILE: Final = ".gitignore"
 
 
@@ -99,8 +101,7 @@ def _matches(root: Root, arguments: SearchArguments) -> str:
     pattern = _compiled(arguments)
     path = arguments.path
     notes: list[str] = []
-    is_file = False
-    text = ""
+    content: FileContent | None = None
     try:
         content = root.read(path)
     except ToolError:
@@ -110,32 +111,38 @@ def _matches(root: Root, arguments: SearchArguments) -> str:
             # Small models invent folders.
             notes.append(f"[There is no {path}, so the whole folder was searched.]")
             path = "."
-        else:
-            is_file = True
-            text = _text(content)
     # The name of a single file is known, so its lines are meant.
-    by_name = arguments.names_only and not is_file
-    rows: list[str] = []
+    by_name = arguments.names_only and content is None
+    lines: list[str] = []
     names: list[str] = []
-    files = 0
-    for name, folder, base in _files(root, path, is_file=is_file):
-        files += 1
+    searched: list[str] = []
+    rows = names if by_name else lines
+    for name, folder, base in _files(root, path, is_file=content is not None):
+        searched.append(name)
         if pattern.search(name):
             names.append(name)
         if not by_name:
-            rows += _matching_lines(root, name, folder, base, pattern)
-        if max(len(rows), len(names)) >= _MAX_MATCHES or files >= _MAX_FILES:
-            notes.append(f"[stopped after {files:,} files]")
+            lines += _matching_lines(root, name, folder, base, pattern)
+        if len(rows) >= _MAX_MATCHES or len(searched) >= _MAX_FILES:
+            notes.append(f"[stopped after {counted(len(searched), 'file')}]")
             break
     if by_name:
-        rows = names
         notes.append("[Only names were searched. read_file shows the text of a file.]")
-    elif not rows and text:
-        # The next call would be one that reads it.
-        rows = [f"No line of {path} matches. Its text:", *text.splitlines()[:_SHOWN_LINES]]
-    elif not rows and names:
-        rows = ["No line matches, but these names of files do:", *names]
-    return "\n".join((*(rows[:_MAX_MATCHES] or [f"No match in {counted(files, 'file')}."]), *notes))
+    shown = rows or _instead(path, content, names, searched)
+    return "\n".join((*shown[:_MAX_MATCHES], *notes))
+
+
+def _instead(
+    path: str, content: FileContent | None, names: Sequence[str], searched: Sequence[str]
+) -> list[str]:
+    """Return what helps a small model if no line matches: it would repeat the search."""
+    if text := _text(content):
+        return [f"No line of {path} matches. Its text:", *text.splitlines()[:_SHOWN_LINES]]
+    if names:
+        return ["No line matches, but these names of files do:", *names]
+    if 1 < len(searched) <= _NAMED_FILES:
+        return [f"No match in these {len(searched)} files:", *searched]
+    return [f"No match in {counted(len(searched), 'file')}."]
 
 
 def files_named(root: Root, base: str) -> list[str]:

@@ -210,6 +210,22 @@ def test_a_search_without_matching_lines_names_the_files_that_match(folder: Path
     assert text.splitlines() == ["No line matches, but these names of files do:", "src/main.py"]
 
 
+def test_a_search_without_any_match_names_a_few_files(folder: Path) -> None:
+    scene = ToolScene(folder)
+    text = scene.text("search_files", pattern="database")
+    assert text.splitlines() == ["No match in these 2 files:", "notes.txt", "src/main.py"]
+    for number in range(20):
+        (folder / f"{number}.txt").write_text("x\n")
+    assert scene.text("search_files", pattern="data") == "No match in 22 files."
+
+
+def test_names_that_match_do_not_end_a_search_of_lines(tmp_path: Path) -> None:
+    for number in range(120):
+        (tmp_path / f"a{number:03}.txt").write_text("x\n")
+    (tmp_path / "b.txt").write_text("a\n")
+    assert ToolScene(tmp_path).text("search_files", pattern="a") == "b.txt:1: a"
+
+
 def test_a_pattern_that_is_no_regular_expression_is_a_text_or_wildcards(folder: Path) -> None:
     scene = ToolScene(folder)
     assert scene.text("search_files", pattern="print(") == "src/main.py:2: print(PORT)"
