@@ -113,7 +113,7 @@ class ToolTurn:
         self._has_repeated = False
         """Whether any round only repeated calls."""
         self._results: dict[str, tuple[CallState, str]] = {}
-        """State and result by name and arguments, since the last call that may have changed anything."""
+        """State and result by name and arguments. A call that may change anything clears them."""
 
     @property
     def exhausted(self) -> bool:
@@ -194,7 +194,7 @@ class ToolTurn:
         return answer.tool_calls
 
     def recorded(self, answer: Message) -> Message:
-        """Return an answer as the conversation stores it, with ids and without advice to make its calls."""
+        """Return an answer with ids, and without advice to make its calls."""
         answer = with_ids(answer)
         if self._announced and answer.tool_calls:
             # The user would read that the call is still to be made, and the model would write it again.
