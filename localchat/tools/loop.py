@@ -149,13 +149,14 @@ class ToolTurn:
             return False
         if answer.tool_calls or not self._has_failed:
             return False
-        for name in self._tools:
+        described = []
+        for name in self._tools.keys() - self._repeated:
             pattern = re.compile(rf"\b{re.escape(name)}\b")
-            is_told = pattern.search(answer.content) and not pattern.search(self._question)
-            if is_told and name not in self._repeated:
-                self._announced = name
-                return True
-        if _INVENTED.match(answer.content):
+            if pattern.search(answer.content) and not pattern.search(self._question):
+                described.append(name)
+        if len(described) == 1:
+            self._announced = described[0]
+        elif described or _INVENTED.match(answer.content):
             self._announced = _ANY_TOOL
         return bool(self._announced)
 
@@ -184,6 +185,8 @@ class ToolTurn:
             messages=(msgspec.structs.replace(system, content=text), *others),
             tools=(*messages.tools, *tools),
             tool_choice=choice,
+            # A small model that is made to call would repeat the call until its answer is full.
+            parallel_tool_calls=messages.parallel_tool_calls and not self._announced,
             bind_arguments=True,
         )
 

@@ -124,6 +124,7 @@ def test_an_empty_answer_after_results_is_asked_for_once_more_without_tools(tmp_
     ("answer", "choice"),
     [
         ("You can use read_file for this.", "read_file"),
+        ("Use read_file, and then edit_file.", "required"),
         ('```json\n{\n  "name": "rename", "arguments": {"old": "a"}\n}\n```', "required"),
         ('{"name": "rename", "parameters": {}}', "required"),
         ('The file has the text {"name": "rename", "arguments": {}}.', ""),
@@ -138,7 +139,9 @@ def test_an_answer_that_describes_a_call_has_to_make_one(
     messages = Messages((Message("user", "Rename a."),))
     turn.offer(messages)
     assert turn.must_call(Message("assistant", answer)) == bool(choice)
-    assert turn.offer(messages).tool_choice == (choice or "auto")
+    offer = turn.offer(messages)
+    assert offer.tool_choice == (choice or "auto")
+    assert offer.parallel_tool_calls == (not choice)
 
 
 def test_after_the_last_round_no_tool_can_be_called(tmp_path: Path) -> None:
