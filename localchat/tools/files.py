@@ -16,7 +16,7 @@ from localchat.errors import LocalchatError
 from localchat.tools.journal import Journal
 from localchat.tools.root import FileContent, Root
 from localchat.tools.search import SearchArguments, files_named, search
-from localchat.tools.tool import Plan, Tool, ToolError, own_tool
+from localchat.tools.tool import NothingToDo, Plan, Tool, ToolError, own_tool
 from localchat.units import counted, size
 
 _LINES: Final = 200
@@ -210,8 +210,8 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
             count = 1
         if not count and new.strip() and new.strip() in text:
             # Small models repeat an edit that has succeeded.
-            raise ToolError(
-                f"{name} has new_text already",
+            raise NothingToDo(
+                f"{name} has new_text already, so nothing was changed",
                 hint="if this is the change that the user wants, it is made; say so",
             )
         if not arguments.old_text:

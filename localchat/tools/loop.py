@@ -28,7 +28,7 @@ from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import LocalchatError
 from localchat.suggestions import did_you_mean
 from localchat.tools.consent import Approvals, Refused
-from localchat.tools.tool import Plan, Tool, ToolError, bounded, parsed_arguments
+from localchat.tools.tool import NothingToDo, Plan, Tool, ToolError, bounded, parsed_arguments
 
 CallState: TypeAlias = Literal["asking", "running", "done", "failed", "refused"]
 _CHANGES: Final = ("write", "run")
@@ -289,6 +289,10 @@ class ToolTurn:
             title = plan.title
             report(CallReport(call, "asking", title))
             await self._approvals.require(tool, plan)
+        except NothingToDo as problem:
+            text = str(problem)
+            self._results.setdefault(_key(call), ("done", text))
+            return self._finished(call, "done", title, 0.0, text, report)
         except Refused as problem:
             return self._finished(call, "refused", title, 0.0, problem, report)
         except LocalchatError as problem:

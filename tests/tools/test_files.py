@@ -108,9 +108,12 @@ def test_an_edit_that_is_not_exact_changes_nothing_and_asks_nobody(
 @pytest.mark.parametrize(("old", "new"), [("", "one\ntwo"), ("zero", "one")])
 def test_an_edit_that_is_made_already_says_so(folder: Path, old: str, new: str) -> None:
     scene = ToolScene(folder)
-    text = scene.text("edit_file", path="notes.txt", old_text=old, new_text=new)
-    assert text.startswith("Error: notes.txt has new_text already")
+    result = scene.call("edit_file", path="notes.txt", old_text=old, new_text=new)
+    # Not a failure, after which the model would be made to call again.
+    assert result.run.state == "done"
+    assert result.message.content.startswith("notes.txt has new_text already")
     assert not scene.consent.asked
+    assert "same call" in scene.text("edit_file", path="notes.txt", old_text=old, new_text=new)
 
 
 @pytest.mark.parametrize(
