@@ -140,9 +140,10 @@ def _instead(
         return [f"No line of {path} matches. Its text:", *text.splitlines()[:_SHOWN_LINES]]
     if names:
         return ["No line matches, but these names of files do:", *names]
-    if 1 < len(searched) <= _NAMED_FILES:
-        return [f"No match in these {len(searched)} files:", *searched]
-    return [f"No match in {counted(len(searched), 'file')}."]
+    result = f"No match in {counted(len(searched), 'file')}"
+    if content is None and 0 < len(searched) <= _NAMED_FILES:
+        return [f"{result}:", *searched]
+    return [f"{result}."]
 
 
 def files_named(root: Root, base: str) -> list[str]:

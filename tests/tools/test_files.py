@@ -216,7 +216,7 @@ def test_a_search_without_matching_lines_names_the_files_that_match(folder: Path
 def test_a_search_without_any_match_names_a_few_files(folder: Path) -> None:
     scene = ToolScene(folder)
     text = scene.text("search_files", pattern="database")
-    assert text.splitlines() == ["No match in these 2 files:", "notes.txt", "src/main.py"]
+    assert text.splitlines() == ["No match in 2 files:", "notes.txt", "src/main.py"]
     for number in range(20):
         (folder / f"{number}.txt").write_text("x\n")
     assert scene.text("search_files", pattern="data") == "No match in 22 files."
