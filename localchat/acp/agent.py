@@ -48,10 +48,11 @@ from localchat.session.session import ChatSession
 from localchat.session.view import transcript_blocks
 from localchat.tools.tool import Effect
 
-_INVALID_PARAMS: Final = -32602
-_INTERNAL_ERROR: Final = -32603
 _COMMANDS: Final = tuple(row for row in COMMANDS if row.name in ("undo", "compact"))
 """Slash commands that clients offer. For the others they have means of their own."""
+_INVALID_PARAMS: Final = -32602
+_INTERNAL_ERROR: Final = -32603
+"""Error codes of JSON-RPC."""
 
 
 @dataclass(slots=True)

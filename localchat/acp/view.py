@@ -234,12 +234,10 @@ class ClientView:
         except ConnectionError:
             return "no"
         outcome = response.outcome
-        if not isinstance(outcome, AllowedOutcome):
-            return "no"
-        for decision in _OPTIONS:
-            if outcome.option_id == decision:
-                return decision
-        return "no"
+        chosen = ""
+        if isinstance(outcome, AllowedOutcome):
+            chosen = outcome.option_id
+        return next((decision for decision in _OPTIONS if decision == chosen), "no")
 
 
 def _title(block: ToolCallBlock) -> str:

@@ -8,9 +8,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from operator import add
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
+from msgspec.structs import astuple, replace
 
 from localchat.engine.events import Usage
 from localchat.engine.request import CalledTool, GenerateRequest, Message, Messages
@@ -26,7 +27,7 @@ from localchat.server.generation import (
 from localchat.server.tracker import TrackedRequest
 
 if TYPE_CHECKING:
-    from localchat.tools.loop import CallReport, CallResult
+    from localchat.tools.loop import CallResult
 
 log = logging.getLogger("localchat.server")
 
@@ -77,13 +78,8 @@ class ToolRounds:
     def _add_usage(self) -> None:
         """Add the usage of a round that has ended."""
         usage = self._tracked.usage or Usage(0, 0, 0)
-        spent = self._spent
-        self._spent = Usage(
-            spent.prompt_tokens + usage.prompt_tokens,
-            spent.cached_tokens + usage.cached_tokens,
-            spent.completion_tokens + usage.completion_tokens,
-            spent.reasoning_tokens + usage.reasoning_tokens,
-        )
+        counts = map(add, astuple(self._spent), astuple(usage))
+        self._spent = Usage(*counts)
 
     async def _next(self, blocks: ContentBlocks) -> tuple[list[OutputEvent], Messages | None]:
         """Run the calls of an answer. Return their outcomes, and the next prompt if another answer is due."""
@@ -115,11 +111,9 @@ class ToolRounds:
 
     async def _run(self, calls: Sequence[CalledTool]) -> tuple["CallResult", ...]:
         """Run calls in a task of their own, which ends with the request."""
-
-        def ignore(report: "CallReport") -> None:
-            """The client sees the outcome only."""
-
-        running = _RunningCalls(asyncio.ensure_future(self._tools.turn.run(calls, ignore)))
+        # The client sees the outcome only, so reports are dropped.
+        turn = self._tools.turn
+        running = _RunningCalls(asyncio.ensure_future(turn.run(calls, lambda report: None)))
         self._tracked.attach(running)
         results = await running.task
         # The loop of the chat ends normally after a cancellation.
@@ -141,16 +135,12 @@ class ToolRounds:
     def _prompt(self, added: Sequence[Message]) -> Messages:
         prompt = self._round.request.prompt
         assert isinstance(prompt, Messages)
-        following = msgspec.structs.replace(
-            prompt,
-            messages=(*prompt.messages, *added),
-            # A choice that forces a call is met by the first answer.
-            tool_choice="none" if prompt.tool_choice == "none" else "auto",
-            continue_last=False,
-        )
-        if self._tools.turn.exhausted:
-            return msgspec.structs.replace(following, tool_choice="none")
-        return following
+        # A choice that forces a call is met by the first answer.
+        choice = "auto"
+        if prompt.tool_choice == "none" or self._tools.turn.exhausted:
+            choice = "none"
+        messages = (*prompt.messages, *added)
+        return replace(prompt, messages=messages, tool_choice=choice, continue_last=False)
 
     def _max_tokens(self, request: GenerateRequest) -> int | None:
         """Return the tokens that the request still allows. None: no limit."""
@@ -163,19 +153,16 @@ class ToolRounds:
     async def _start_round(self, prompt: Messages) -> None:
         """Start the next round. Raises LocalchatError if the engine refuses it."""
         last = self._round.request
-        last = msgspec.structs.replace(last, max_tokens=self._max_tokens(last))
+        last = replace(last, max_tokens=self._max_tokens(last))
         variants = await self._tools.variants(prompt)
-        self._round = self._round.following(
-            [msgspec.structs.replace(last, prompt=variant) for variant in variants]
-        )
+        self._round = self._round.following([replace(last, prompt=variant) for variant in variants])
         await self._round.start()
 
 
-class _RunningCalls:
+class _RunningCalls(NamedTuple):
     """Calls in progress, which a tracked request cancels as it closes a stream."""
 
-    def __init__(self, task: "asyncio.Future[tuple[CallResult, ...]]") -> None:
-        self.task = task
+    task: "asyncio.Future[tuple[CallResult, ...]]"
 
     def close(self) -> None:
         self.task.cancel()

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from localchat.tools.loop import CallReport, ToolTurn
     from localchat.tools.tool import Effect
     from localchat.tools.toolset import Toolset
+
+_NO_CONSENT: Final = (
+    "Tool calls are refused, because this front end cannot ask for consent; localchat -i can"
+)
 
 
 class SessionTools:
@@ -67,12 +71,13 @@ class SessionTools:
         opened_with = (groups, self.root, settings.offline, id(engine))
         if self._toolset is None or opened_with != self._opened_with:
             await self.close()
-            self._toolset = await self._open(groups, engine)
+            self._toolset = self._open(groups, engine)
             self._opened_with = opened_with
             self._approvals = Approvals(self.consent, self.allowed)
-        else:
-            for problem in await self._toolset.connect():
-                session.remark(problem, "warning")
+            if self.consent is None and not self.allowed:
+                session.remark(_NO_CONSENT, "warning")
+        for problem in await self._toolset.connect():
+            session.remark(problem, "warning")
         return ToolTurn(
             self._toolset.tools,
             self._approvals,
@@ -88,7 +93,7 @@ class SessionTools:
         root = self._session.setup.settings.root
         return expand_home(root) if root else Path.cwd()
 
-    async def _open(self, groups: tuple[str, ...], engine: Engine) -> "Toolset":
+    def _open(self, groups: tuple[str, ...], engine: Engine) -> "Toolset":
         from localchat.tools.toolset import ToolServices, Toolset
 
         context = self._session.context
@@ -102,15 +107,7 @@ class SessionTools:
             context.mcp_servers,
             self._session.setup.settings.offline,
         )
-        toolset = Toolset(groups, services)
-        await toolset.connect()
-        if self.consent is None and not self.allowed:
-            toolset.notes.append(
-                "Tool calls are refused, because this front end cannot ask for consent; localchat -i can"
-            )
-        for problem in toolset.problems:
-            self._session.remark(problem, "warning")
-        return toolset
+        return Toolset(groups, services)
 
     def journal(self) -> "Journal":
         """Return the journal of the writes of this session's conversations."""
@@ -124,11 +121,12 @@ class SessionTools:
 
     async def run(self, turn: "ToolTurn", answer: Node) -> Node | None:
         """Run the calls of an answer, and return the node of the last result. None without calls."""
-        from localchat.tools.loop import with_ids
-
         session = self._session
         conversation = session.conversation
-        answer = msgspec.structs.replace(answer, message=with_ids(answer.message))
+        message = turn.recorded(answer.message)
+        if message.content != answer.message.content:
+            session.view.remove(answer.id)
+        answer = msgspec.structs.replace(answer, message=message)
         calls = turn.calls(answer.message)
         if not calls:
             return None

@@ -4,7 +4,7 @@ import asyncio
 import difflib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Final
 
@@ -16,7 +16,7 @@ from localchat.errors import LocalchatError
 from localchat.tools.journal import Journal
 from localchat.tools.root import FileContent, Root
 from localchat.tools.search import SearchArguments, files_named, search
-from localchat.tools.tool import Plan, Tool, ToolError, own_tool
+from localchat.tools.tool import NothingToDo, Plan, Tool, ToolError, own_tool
 from localchat.units import counted, size
 
 _LINES: Final = 200
@@ -25,16 +25,14 @@ _MAX_LINE: Final = 2000
 _MAX_ENTRIES: Final = 400
 _NEW_MODE: Final = 0o644
 _PREVIEW_LINES: Final = 400
-_READ_SCOPE: Final = "read"
-_READ_SCOPE_TEXT: Final = "all reading in this folder"
-_Line = Annotated[int, Meta(ge=1)]
+_Line = Annotated[int, Meta(ge=0)]
 _Path = Annotated[str, Meta(min_length=1, description="Path relative to the working folder.")]
 
 
 class ReadArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: _Path
     start_line: Annotated[_Line, Meta(description="First line, counted from 1.")] = 1
-    end_line: Annotated[int, Meta(ge=0, description="Last line. 0: the end.")] = 0
+    end_line: Annotated[_Line, Meta(description="Last line. 0: the end.")] = 0
 
 
 class ListArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,23 +57,24 @@ def reading_tools(root: Root) -> tuple[Tool, ...]:
 
     async def plan_read(arguments: ReadArguments) -> Plan:
         name = root.relative(arguments.path)
-        last = arguments.end_line or arguments.start_line + _LINES - 1
-        if last < arguments.start_line:
+        first = max(1, arguments.start_line)
+        last = arguments.end_line or first + _LINES - 1
+        if last < first:
             raise ToolError("end_line is before start_line")
-        title = f"{name}, from line {arguments.start_line}"
+        title = f"{name}, from line {first}"
         if arguments.end_line:
-            title = f"{name}, lines {arguments.start_line} to {last}"
-        return _reading(lambda: _read(root, name, arguments.start_line, last), title)
+            title = f"{name}, lines {first} to {last}"
+        run = partial(asyncio.to_thread, _read, root, name, first, last)
+        return _reading(run, title)
 
     async def plan_list(arguments: ListArguments) -> Plan:
         name = root.relative(arguments.path)
-        return _reading(lambda: _list(root, name), name)
+        return _reading(partial(asyncio.to_thread, _list, root, name), name)
 
     async def plan_search(arguments: SearchArguments) -> Plan:
         name = root.relative(arguments.path)
-        title = f"{arguments.pattern} in {name}"
         run = partial(search, root.path, msgspec.structs.replace(arguments, path=name))
-        return Plan(run, title, scope=_READ_SCOPE, scope_text=_READ_SCOPE_TEXT)
+        return _reading(run, f"{arguments.pattern} in {name}")
 
     return (
         own_tool(
@@ -97,13 +96,8 @@ def reading_tools(root: Root) -> tuple[Tool, ...]:
     )
 
 
-def _reading(function: Callable[[], str], title: str) -> Plan:
-    return Plan(
-        lambda: asyncio.to_thread(function),
-        title,
-        scope=_READ_SCOPE,
-        scope_text=_READ_SCOPE_TEXT,
-    )
+def _reading(run: Callable[[], Awaitable[str]], title: str) -> Plan:
+    return Plan(run, title, scope="read", scope_text="all reading in this folder")
 
 
 def _existing(root: Root, name: str) -> FileContent:
@@ -210,11 +204,22 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
             old = old.replace("\r\n", "\n").replace("\n", "\r\n")
             new = new.replace("\r\n", "\n").replace("\n", "\r\n")
             count = text.count(old) if old else 0
+        if not count and (similar := _similar_lines(text, old)):
+            new = _indented_as(similar, old, new)
+            old = similar
+            count = 1
+        if not count and new.strip() and new.strip() in text:
+            # Small models repeat an edit that has succeeded.
+            raise NothingToDo(
+                f"{name} has new_text already, so nothing was changed",
+                hint="if this is the change that the user wants, it is made; say so",
+            )
         if not arguments.old_text:
             if text:
                 raise ToolError(
                     f"{name} exists",
-                    hint="call read_file, and give the lines to replace as old_text",
+                    hint="call read_file, and give the lines to replace as old_text. To add lines, give the "
+                    "line before them as old_text, and that line with the new ones as new_text",
                 )
             return FileContent(new.encode(), before.mode)
         if not count:
@@ -233,6 +238,36 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
     if data == before.data:
         raise ToolError("old_text and new_text are the same, so nothing would change")
     return FileContent(data, before.mode)
+
+
+def _similar_lines(text: str, old: str) -> str:
+    """Return the lines that differ from `old` only in indentation. Empty if they are not unique.
+
+    Small models lose or add indentation. The difference that the user sees shows what is replaced.
+    """
+    target = [line.strip() for line in old.strip().splitlines()]
+    lines = text.splitlines(keepends=True)
+    stripped = [line.strip() for line in lines]
+    count = len(target)
+    starts = [
+        start for start in range(len(lines)) if target and stripped[start : start + count] == target
+    ]
+    if len(starts) != 1:
+        return ""
+    return "".join(lines[starts[0] : starts[0] + count])
+
+
+def _indented_as(similar: str, old: str, new: str) -> str:
+    """Return the new lines with the indentation of the lines that they replace."""
+    indent = similar[: len(similar) - len(similar.lstrip())]
+    first = old.lstrip("\r\n")
+    old_indent = first[: len(first) - len(first.lstrip())]
+    lines = [
+        indent + line.removeprefix(old_indent) if line.strip() else line
+        for line in new.strip("\r\n").splitlines(keepends=True)
+    ]
+    ending = similar[len(similar.rstrip("\r\n")) :]
+    return "".join(lines) + ending * bool(lines)
 
 
 def _diff(name: str, before: FileContent | None, after: FileContent) -> str:

@@ -28,14 +28,21 @@ from localchat.engine.request import CalledTool, Message, Messages
 from localchat.errors import LocalchatError
 from localchat.suggestions import did_you_mean
 from localchat.tools.consent import Approvals, Refused
-from localchat.tools.tool import Plan, Tool, ToolError, bounded, parsed_arguments
+from localchat.tools.tool import NothingToDo, Plan, Tool, ToolError, bounded, parsed_arguments
 
 CallState: TypeAlias = Literal["asking", "running", "done", "failed", "refused"]
+_CHANGES: Final = ("write", "run")
+"""Effects that may change what other calls read."""
 MAX_CALLS: Final = 16
 """Calls of one answer that run."""
-_REPEATED: Final = "[This is the same call as before, with the same result. Answer from it.]"
+_REPEATED: Final = (
+    "[This is the same call as before, with the same result. Answer from it, or call another tool.]"
+)
 _IN_WORDS: Final = r"[^\s{<\[`](.|\n)*"
 """Small models write a call as text once they cannot call any more. A call starts with one of these signs."""
+_INVENTED: Final = re.compile(r'\s*(```\w*\s*)?\{\s*"name":\s*"[^"]*",\s*"(arguments|parameters)":')
+"""Start of an answer that is a call as text. The parser reads it only if the tool exists."""
+_ANY_TOOL: Final = "required"
 _MIN_RESULT: Final = 1500
 _MAX_RESULT: Final = 16_000
 _INSTRUCTIONS: Final = (
@@ -94,13 +101,19 @@ class ToolTurn:
         self._question = ""
         """The user's last message."""
         self._announced = ""
-        """Tool that the model has described instead of calling it. The next answer must call it."""
+        """Tool that the next answer must call, or `required` for any tool.
+
+        The model has described a call instead of making it."""
         self._has_failed = True
-        """Whether no call has succeeded in the last round. True before the first one."""
+        """Whether the last call has failed. True before the first one."""
         self._loops = False
         """Whether the model repeats itself, so that it has to answer now."""
-        self._results: dict[str, str] = {}
-        """Results since the last call that may have changed anything. Keys are name and arguments."""
+        self._repeated: frozenset[str] = frozenset()
+        """Tools that read whose calls the last round repeated. The next answer cannot call them."""
+        self._has_repeated = False
+        """Whether any round only repeated calls."""
+        self._results: dict[str, tuple[CallState, str]] = {}
+        """State and result by name and arguments. A call that may change anything clears them."""
 
     @property
     def exhausted(self) -> bool:
@@ -115,10 +128,16 @@ class ToolTurn:
         return ""
 
     def must_answer(self, answer: Message) -> bool:
-        """Return True if an answer after results is empty, and another one without tools is due."""
+        """Return True if an answer after results is empty, and another one is due.
+
+        `offer` then forces a call if the last ones have failed, and otherwise offers no tools.
+        """
         if answer.content or answer.tool_calls or self.exhausted or not self.rounds:
             return False
-        self._loops = True
+        if self._has_failed and self._forces_calls and not self._announced:
+            self._announced = _ANY_TOOL
+        else:
+            self._loops = True
         return True
 
     def must_call(self, answer: Message) -> bool:
@@ -130,12 +149,16 @@ class ToolTurn:
             return False
         if answer.tool_calls or not self._has_failed:
             return False
-        for name in self._tools:
+        described = []
+        for name in self._tools.keys() - self._repeated:
             pattern = re.compile(rf"\b{re.escape(name)}\b")
             if pattern.search(answer.content) and not pattern.search(self._question):
-                self._announced = name
-                return True
-        return False
+                described.append(name)
+        if len(described) == 1:
+            self._announced = described[0]
+        elif described or _INVENTED.match(answer.content):
+            self._announced = _ANY_TOOL
+        return bool(self._announced)
 
     def offer(self, messages: Messages) -> Messages:
         """Add the tools to those of a request. The last one after the limit of rounds cannot call any."""
@@ -148,7 +171,9 @@ class ToolTurn:
             choice = self._announced
         questions = [message.content for message in messages.messages if message.role == "user"]
         self._question = "".join(questions[-1:])
-        tools = tuple(tool.offered() for tool in self._tools.values())
+        tools = tuple(
+            tool.offered() for name, tool in self._tools.items() if name not in self._repeated
+        )
         system = Message("system")
         others = messages.messages
         if others and others[0].role == "system":
@@ -160,6 +185,8 @@ class ToolTurn:
             messages=(msgspec.structs.replace(system, content=text), *others),
             tools=(*messages.tools, *tools),
             tool_choice=choice,
+            # A small model that is made to call would repeat the call until its answer is full.
+            parallel_tool_calls=messages.parallel_tool_calls and not self._announced,
             bind_arguments=True,
         )
 
@@ -168,6 +195,14 @@ class ToolTurn:
         if self.exhausted:
             return ()
         return answer.tool_calls
+
+    def recorded(self, answer: Message) -> Message:
+        """Return an answer with ids, and without advice to make its calls."""
+        answer = with_ids(answer)
+        if self._announced and answer.tool_calls:
+            # The user would read that the call is still to be made, and the model would write it again.
+            return msgspec.structs.replace(answer, content="")
+        return answer
 
     async def run(
         self, calls: Sequence[CalledTool], report: Callable[[CallReport], None]
@@ -179,40 +214,49 @@ class ToolTurn:
         """
         self.rounds += 1
         self._announced = ""
-        self._loops = self._loops or all(_key(call) in self._results for call in calls)
+        repeats = all(_key(call) in self._results for call in calls)
+        self._repeated = frozenset()
+        if repeats:
+            # A small model repeats a call that found nothing. Another tool may find it. A repeated edit needs
+            # other arguments instead.
+            names = {call.name for call in calls} & self._tools.keys()
+            self._repeated = frozenset(
+                name for name in names if self._tools[name].effect not in _CHANGES
+            )
+        if repeats and (self._has_repeated or self._tools.keys() <= self._repeated):
+            self._loops = True
+        self._has_repeated = self._has_repeated or repeats
         results: dict[str, CallResult] = {}
         readers: list[asyncio.Task[None]] = []
+
+        async def execute(call: CalledTool, tool: Tool, plan: Plan) -> None:
+            results[call.id] = await self._executed(call, tool, plan, report)
+
         try:
             for number, call in enumerate(calls):
-                if number >= MAX_CALLS:
-                    problem = ToolError(f"an answer may have {MAX_CALLS} calls")
-                    results[call.id] = self._finished(call, "failed", "", 0.0, problem, report)
-                    continue
                 tool = self._tools.get(call.name)
-                if tool is None or tool.effect in ("write", "run"):
+                changes = tool is None or tool.effect in _CHANGES
+                if changes:
                     await asyncio.gather(*readers)
                     readers = []
-                planned = await self._planned(call, tool, results, report)
-                if planned is None or tool is None:
-                    continue
-                coroutine = self._execute(call, tool, planned, results, report)
-                if tool.effect in ("write", "run"):
-                    await coroutine
-                else:
-                    readers.append(asyncio.create_task(coroutine))
+                planned = await self._planned(call, tool, number, report)
+                if isinstance(planned, CallResult):
+                    results[call.id] = planned
+                elif tool is not None and changes:
+                    await execute(call, tool, planned)
+                elif tool is not None:
+                    readers.append(asyncio.create_task(execute(call, tool, planned)))
             await asyncio.gather(*readers)
         except asyncio.CancelledError:
             for task in readers:
                 task.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
         stopped = ToolError(STOPPED)
-        ordered = []
-        for call in calls:
-            result = results.get(call.id)
-            if result is None:
-                result = self._finished(call, "refused", "", 0.0, stopped, report)
-            ordered.append(result)
-        self._has_failed = all(result.run.state == "failed" for result in ordered)
+        ordered = [
+            results.get(call.id) or self._finished(call, "refused", "", 0.0, stopped, report)
+            for call in calls
+        ]
+        self._has_failed = ordered[-1].run.state == "failed"
         if self.exhausted:
             last = ordered[-1]
             content = last.message.content + NO_MORE_CALLS
@@ -225,59 +269,56 @@ class ToolTurn:
         self,
         call: CalledTool,
         tool: Tool | None,
-        results: dict[str, CallResult],
+        number: int,
         report: Callable[[CallReport], None],
-    ) -> Plan | None:
-        """Check a call and ask for consent. Without a plan, the result is in `results`."""
+    ) -> Plan | CallResult:
+        """Check a call and ask for consent. Return a result if the call does not run."""
         title = ""
         try:
+            if number >= MAX_CALLS:
+                raise ToolError(f"an answer may have {MAX_CALLS} calls")
             if tool is None:
                 raise ToolError(
                     f"there is no tool {call.name!r}",
                     hint=did_you_mean(call.name, self._tools),
                 )
             if (before := self._results.get(_key(call))) is not None:
-                text = f"{before}\n\n{_REPEATED}"
-                results[call.id] = self._finished(call, "done", title, 0.0, text, report)
-                return None
+                state, text = before
+                return self._finished(call, state, title, 0.0, f"{text}\n\n{_REPEATED}", report)
             plan = await tool.plan(parsed_arguments(call.arguments))
             title = plan.title
             report(CallReport(call, "asking", title))
             await self._approvals.require(tool, plan)
+        except NothingToDo as problem:
+            text = str(problem)
+            self._results.setdefault(_key(call), ("done", text))
+            return self._finished(call, "done", title, 0.0, text, report)
         except Refused as problem:
-            results[call.id] = self._finished(call, "refused", title, 0.0, problem, report)
+            return self._finished(call, "refused", title, 0.0, problem, report)
         except LocalchatError as problem:
-            results[call.id] = self._finished(call, "failed", title, 0.0, problem, report)
-        else:
-            return plan
-        return None
+            return self._finished(call, "failed", title, 0.0, problem, report)
+        return plan
 
-    async def _execute(
-        self,
-        call: CalledTool,
-        tool: Tool,
-        plan: Plan,
-        results: dict[str, CallResult],
-        report: Callable[[CallReport], None],
-    ) -> None:
-        """Run a planned call, and put its result into `results`."""
+    async def _executed(
+        self, call: CalledTool, tool: Tool, plan: Plan, report: Callable[[CallReport], None]
+    ) -> CallResult:
+        """Run a planned call."""
         report(CallReport(call, "running", plan.title))
         began_s = time.monotonic()
-        state: CallState = "done"
+        state: CallState = "failed"
         outcome: str | LocalchatError
         try:
             outcome = await plan.run()
+            state = "done"
         except LocalchatError as problem:
-            state = "failed"
             outcome = problem
         except Exception as problem:  # noqa: BLE001 - a tool's fault must not end the conversation
-            state = "failed"
             outcome = ToolError(f"{call.name} failed: {type(problem).__name__}: {problem}")
-        seconds = time.monotonic() - began_s
-        if tool.effect in ("write", "run"):
+        if tool.effect in _CHANGES:
             # Earlier results may be out of date.
             self._results.clear()
-        results[call.id] = self._finished(call, state, plan.title, seconds, outcome, report)
+        seconds = time.monotonic() - began_s
+        return self._finished(call, state, plan.title, seconds, outcome, report)
 
     def _finished(
         self,
@@ -295,8 +336,8 @@ class ToolTurn:
         report(CallReport(call, state, title, seconds, text))
         message = Message("tool", bounded(text, self._limit), tool_call_id=call.id, name=call.name)
         tool = self._tools.get(call.name)
-        if tool is None or tool.effect not in ("write", "run") or state == "failed":
-            self._results.setdefault(_key(call), message.content)
+        if tool is None or tool.effect not in _CHANGES or state == "failed":
+            self._results.setdefault(_key(call), (state, message.content))
         return CallResult(message, ToolRun(state, title, seconds, len(text)))
 
 

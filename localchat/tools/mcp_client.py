@@ -89,6 +89,7 @@ class McpConnection:
         """Hold the connection open until `close`."""
         from mcp import MCPError
 
+        failure: Exception = ToolError(f"{self.server.name} was stopped")
         try:
             if self.server.url:
                 await self._hold(_http(self.server, environ), "auto", ready)
@@ -107,14 +108,12 @@ class McpConnection:
                 else:
                     return
         except Exception as problem:  # noqa: BLE001 - whatever a server causes in the SDK
-            if not ready.done():
-                ready.set_exception(problem)
-                ready.exception()  # read once, in case no caller waits any more
+            failure = problem
         finally:
             self._client = None
             if not ready.done():
-                ready.set_exception(ToolError(f"{self.server.name} was stopped"))
-                ready.exception()
+                ready.set_exception(failure)
+                ready.exception()  # read once, in case no caller waits any more
 
     async def _hold(self, transport: Any, mode: str, ready: "asyncio.Future[None]") -> None:  # noqa: ANN401
         """Connect, report that in `ready`, and wait for `close`. mode: handshake, as the SDK names it."""
@@ -147,6 +146,11 @@ class McpConnection:
             raise
         except Exception as problem:
             raise ToolError(f"{name} failed: {self._cause(problem)}") from problem
+
+    async def _called(self, call: Callable[["Client"], Awaitable[_T]]) -> _T:
+        """Send a call when one of the slots is free. Raises ToolError."""
+        async with self._slots:
+            return await self._guarded(call(self._session), self.server.timeout_s)
 
     def _cause(self, problem: BaseException) -> str:
         import pydantic
@@ -225,9 +229,9 @@ class McpConnection:
         title = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
 
         async def run() -> str:
-            async with self._slots:
-                call = self._session.call_tool(server_name, dict(arguments))
-                result = await self._guarded(call, self.server.timeout_s)
+            result = await self._called(
+                lambda client: client.call_tool(server_name, dict(arguments))
+            )
             text = _text(result.content)
             if result.is_error:
                 raise ToolError(text or f"{name} failed")
@@ -248,9 +252,7 @@ class McpConnection:
             uri = str(arguments.get("uri", ""))
 
             async def run() -> str:
-                async with self._slots:
-                    read = self._session.read_resource(uri)
-                    result = await self._guarded(read, self.server.timeout_s)
+                result = await self._called(lambda client: client.read_resource(uri))
                 return _text(result.contents)
 
             return Plan(run, uri, "", f"mcp {name}", f"all calls of {name}")
@@ -433,6 +435,8 @@ async def _http(server: McpServer, environ: Mapping[str, str]) -> AsyncIterator[
         httpx2.AsyncClient(
             headers=headers, timeout=timeout, event_hooks={"response": [bound]}
         ) as client,
-        streamable_http_client(server.url, http_client=client) as streams,
+        streamable_http_client(
+            server.url, http_client=client, max_sse_event_size=_MAX_MESSAGE
+        ) as streams,
     ):
         yield streams

@@ -12,7 +12,7 @@ import secrets
 import stat
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
@@ -48,7 +48,8 @@ class Root:
             for path in protected
             if not self.path.is_relative_to(path.resolve())  # the user chose a folder inside it
         )
-        self._kernel_devices = frozenset(_devices(("/proc", "/sys", "/dev")))
+        top = _device("/")
+        self._kernel_devices = {_device(path) for path in ("/proc", "/sys", "/dev")} - {top}
         if os.fstat(self._fd).st_dev in self._kernel_devices:
             raise UsageError(f"--root {folder} is not a folder of files", hint="use another folder")
 
@@ -90,11 +91,9 @@ class Root:
             hint="use a path relative to that folder",
         )
 
-    @contextmanager
-    def folder(self, name: str) -> Iterator[int]:
+    def folder(self, name: str) -> AbstractContextManager[int]:
         """Open a folder, and yield its descriptor. Raises ToolError."""
-        with self._walk(self._parts(name), name) as fd:
-            yield fd
+        return self._walk(self._parts(name), name)
 
     @contextmanager
     def _walk(
@@ -233,13 +232,10 @@ class FileChanged(ToolError):
     """A file is not as it was when the change was planned."""
 
 
-def _devices(folders: tuple[str, ...]) -> Iterator[int]:
-    top = os.stat("/").st_dev
-    for folder in folders:
-        with suppress(OSError):
-            device = os.stat(folder).st_dev
-            if device != top:
-                yield device
+def _device(folder: str) -> int | None:
+    with suppress(OSError):
+        return os.stat(folder).st_dev
+    return None
 
 
 def _error(name: str, problem: OSError) -> ToolError:

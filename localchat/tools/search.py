@@ -8,34 +8,38 @@ import fnmatch
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from localchat.documents.folder import SKIPPED
 from localchat.tools.command import drain
-from localchat.tools.root import Root
+from localchat.tools.root import FileContent, Root
 from localchat.tools.tool import ToolError
+from localchat.units import counted
 
 _TIMEOUT_S: Final = 20.0
 _MAX_FILES: Final = 20_000
 _MAX_NAMED: Final = 5000
 _MAX_MATCHES: Final = 100
 _MAX_LINE: Final = 300
+_SHOWN_LINES: Final = 60
+"""Lines of a single file in which nothing matches."""
 _MAX_FILE_BYTES: Final = 2 << 20
+_NAMED_FILES: Final = 20
+"""Files without a match that are named."""
 _IGNORE_FILE: Final = ".gitignore"
 
 
 class SearchArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pattern: Annotated[str, Meta(min_length=1, description="Regular expression of Python.")]
-    path: Annotated[str, Meta(min_length=1, description="Folder or file to search.")] = "."
+    pattern: Annotated[str, Meta(min_length=1, description="Regular expression. Case is ignored.")]
+    path: Annotated[str, Meta(min_length=1, description="Folder or file to search in.")] = "."
     names_only: Annotated[bool, Meta(description="Search the names of files only.")] = False
-    ignore_case: bool = False
 
 
 async def search(root: Path, arguments: SearchArguments) -> str:
@@ -76,56 +80,70 @@ def main() -> None:
         sys.stdin.buffer.read(), type=tuple[str, SearchArguments]
     )
     try:
-        flags = re.IGNORECASE if arguments.ignore_case else 0
-        text = "ok\n" + _matches(
-            Root(Path(folder)), arguments, re.compile(arguments.pattern, flags)
-        )
-    except re.error as problem:
-        text = f"error\nthe pattern is not a regular expression: {problem}"
+        text = "ok\n" + _matches(Root(Path(folder)), arguments)
     except ToolError as problem:
         text = f"error\n{problem}"
     sys.stdout.buffer.write(text.encode("utf-8", "replace"))
 
 
-def _matches(root: Root, arguments: SearchArguments, pattern: re.Pattern[str]) -> str:
+def _compiled(arguments: SearchArguments) -> re.Pattern[str]:
+    """Compile the pattern. Small models also write wildcards, and texts with signs of an expression."""
+    try:
+        return re.compile(arguments.pattern, re.IGNORECASE)
+    except re.error:
+        literal = re.escape(arguments.pattern)
+        if arguments.names_only:
+            literal = fnmatch.translate(arguments.pattern)
+        return re.compile(literal, re.IGNORECASE)
+
+
+def _matches(root: Root, arguments: SearchArguments) -> str:
+    pattern = _compiled(arguments)
     path = arguments.path
-    place = _place(root, path)
-    notes = []
-    if place == "missing":
-        # Small models invent folders.
-        notes.append(f"[There is no {path}, so the whole folder was searched.]")
-        path = "."
+    notes: list[str] = []
+    content: FileContent | None = None
+    try:
+        content = root.read(path)
+    except ToolError:
+        pass  # a folder, or a place that cannot be used, which `_files` reports
+    else:
+        if content is None:
+            # Small models invent folders.
+            notes.append(f"[There is no {path}, so the whole folder was searched.]")
+            path = "."
     # The name of a single file is known, so its lines are meant.
-    by_name = arguments.names_only and place != "file"
-    rows: list[str] = []
-    files = 0
-    for name, folder, base in _files(root, path):
-        files += 1
-        if by_name:
-            if pattern.search(name):
-                rows.append(name)
-        else:
-            rows += _matching_lines(root, name, folder, base, pattern)
-        if len(rows) >= _MAX_MATCHES or files >= _MAX_FILES:
-            del rows[_MAX_MATCHES:]
-            notes.append(f"[stopped after {files:,} files]")
+    by_name = arguments.names_only and content is None
+    lines: list[str] = []
+    names: list[str] = []
+    searched: list[str] = []
+    rows = names if by_name else lines
+    for name, folder, base in _files(root, path, is_file=content is not None):
+        searched.append(name)
+        if pattern.search(name):
+            names.append(name)
+        if not by_name:
+            lines += _matching_lines(root, name, folder, base, pattern)
+        if len(rows) >= _MAX_MATCHES or len(searched) >= _MAX_FILES:
+            notes.append(f"[stopped after {counted(len(searched), 'file')}]")
             break
     if by_name:
         notes.append("[Only names were searched. read_file shows the text of a file.]")
-    if not rows and place == "file":
-        rows = [f"No line of {path} matches. read_file shows the whole file."]
-    elif not rows:
-        rows = [f"No match in {files:,} files."]
-    return "\n".join((*rows, *notes))
+    shown = rows or _instead(path, content, names, searched)
+    return "\n".join((*shown[:_MAX_MATCHES], *notes))
 
 
-def _place(root: Root, path: str) -> Literal["file", "folder", "missing"]:
-    try:
-        if root.read(path) is None:
-            return "missing"
-    except ToolError:
-        return "folder"  # or a place that cannot be used, which `_files` reports
-    return "file"
+def _instead(
+    path: str, content: FileContent | None, names: Sequence[str], searched: Sequence[str]
+) -> list[str]:
+    """Return what helps a small model if no line matches: it would repeat the search."""
+    if text := _text(content):
+        return [f"No line of {path} matches. Its text:", *text.splitlines()[:_SHOWN_LINES]]
+    if names:
+        return ["No line matches, but these names of files do:", *names]
+    result = f"No match in {counted(len(searched), 'file')}"
+    if content is None and 0 < len(searched) <= _NAMED_FILES:
+        return [f"{result}:", *searched]
+    return [f"{result}."]
 
 
 def files_named(root: Root, base: str) -> list[str]:
@@ -145,29 +163,30 @@ def _matching_lines(
 ) -> Iterator[str]:
     with suppress(ToolError):
         content = root.read_in(folder, base, name)
-        if content is None or len(content.data) > _MAX_FILE_BYTES or b"\0" in content.data[:8192]:
-            return
-        lines = content.data.decode("utf-8", "replace").splitlines()
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(_text(content).splitlines(), 1):
             if pattern.search(line):
                 yield f"{name}:{number}: {line.strip()[:_MAX_LINE]}"
 
 
-def _files(root: Root, path: str) -> Iterator[tuple[str, int, str]]:
+def _text(content: FileContent | None) -> str:
+    """Return the text of a file. Empty for large and binary ones."""
+    if content is None or len(content.data) > _MAX_FILE_BYTES or b"\0" in content.data[:8192]:
+        return ""
+    return content.data.decode("utf-8", "replace")
+
+
+def _files(root: Root, path: str, *, is_file: bool = False) -> Iterator[tuple[str, int, str]]:
     """Yield the name, the open folder and the base name of each file. Hidden and built ones are left out."""
     ignored = _ignore_patterns(root)
-    parent, _, base = root.relative(path).rpartition("/")
-    try:
-        content = root.read(path)
-    except ToolError:
-        content = None  # a folder
-    if content is not None:
+    top_name = root.relative(path)
+    if is_file:
+        parent, _, base = top_name.rpartition("/")
         with root.folder(parent or ".") as folder:
-            yield root.relative(path), folder, base
+            yield top_name, folder, base
         return
     with root.folder(path) as top:
         for inner, folders, names, folder in os.fwalk(".", dir_fd=top, follow_symlinks=False):
-            prefix = os.path.normpath(os.path.join(root.relative(path), inner))
+            prefix = os.path.normpath(os.path.join(top_name, inner))
             folders[:] = sorted(
                 name for name in folders if not _is_ignored(ignored, prefix, name, folder=True)
             )

@@ -22,6 +22,10 @@ class ToolError(LocalchatError):
     code = "tool"
 
 
+class NothingToDo(ToolError):
+    """A call would change nothing. It counts as done, without consent."""
+
+
 class Plan(NamedTuple):
     """A valid call that can run once the user consents."""
 

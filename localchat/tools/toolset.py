@@ -69,62 +69,54 @@ class Toolset:
 
     def __init__(self, groups: Sequence[str], services: ToolServices) -> None:
         """Open the tools of these groups, without the servers. Raises UsageError."""
-        self.journal = services.journal
-        self.tools: dict[str, Tool] = {}
-        self.notes: list[str] = []
-        """Sentences for the user about these tools."""
-        self._server_problems: list[str] = []
-        self._services = services
-        chosen = (services.servers[name] for name in groups if name in services.servers)
-        self._servers = McpServers(chosen, services.environ, services.root)
+        self.problems: list[str] = []
+        """Sentences about servers that cannot be used, or only in part."""
         self._root: Root | None = None
-        if not {"read", "edit", "run"}.isdisjoint(groups):
-            self._root = Root(services.root, services.protected)
-            self._add_folder_tools(self._root, groups)
+        own_tools = self._folder_tools(groups, services)
         if "fetch" in groups:
             from localchat.tools.sources import page_tool
 
-            self._add(page_tool(offline=services.offline))
+            own_tools.append(page_tool(offline=services.offline))
         if "docs" in groups:
             from localchat.tools.sources import documents_tool
 
-            self._add(documents_tool(services.library, services.engine))
-        self._own_tools = dict(self.tools)
+            own_tools.append(documents_tool(services.library, services.engine))
+        self._own_tools = {tool.name: tool for tool in own_tools}
         """Tools that need no server."""
+        self.tools: Mapping[str, Tool] = self._own_tools
+        chosen = (services.servers[name] for name in groups if name in services.servers)
+        self._servers = McpServers(chosen, services.environ, services.root)
 
-    def _add_folder_tools(self, root: Root, groups: Sequence[str]) -> None:
+    def _folder_tools(self, groups: Sequence[str], services: ToolServices) -> list[Tool]:
+        tools: list[Tool] = []
+        if {"read", "edit", "run"}.isdisjoint(groups):
+            return tools
         from localchat.tools.command import command_tool
         from localchat.tools.files import editing_tool, reading_tools
 
+        self._root = root = Root(services.root, services.protected)
         if "read" in groups or "edit" in groups:
-            self._add(*reading_tools(root))
+            tools += reading_tools(root)
         if "edit" in groups:
-            self._add(editing_tool(root, self.journal))
+            tools.append(editing_tool(root, services.journal))
         if "run" in groups:
-            self._add(command_tool(root, self._services.environ))
-
-    def _add(self, *tools: Tool) -> None:
-        for tool in tools:
-            self.tools[tool.name] = tool
+            tools.append(command_tool(root, services.environ))
+        return tools
 
     async def connect(self) -> list[str]:
         """Start the chosen servers that do not run, and offer all their tools.
 
-        Returns sentences about new problems. `problems` has all of them.
+        Returns the sentences of `problems` that are new.
         """
         connections, problems = await self._servers.start()
-        self.tools = dict(self._own_tools)
+        tools = dict(self._own_tools)
         for connection in connections:
             for tool in connection.tools:
-                self.tools.setdefault(tool.name, tool)
-        new_problems = [problem for problem in problems if problem not in self._server_problems]
-        self._server_problems = problems
+                tools.setdefault(tool.name, tool)
+        self.tools = tools
+        new_problems = [problem for problem in problems if problem not in self.problems]
+        self.problems = problems
         return new_problems
-
-    @property
-    def problems(self) -> list[str]:
-        """The notes, and sentences about servers that cannot be used."""
-        return [*self.notes, *self._server_problems]
 
     async def close(self) -> None:
         """Stop the servers and close the folder. Idempotent."""

@@ -608,7 +608,10 @@ def main() -> int:
                 pool.submit(run_task, run, program, base / "tasks", options.seconds, options.log)
                 for run in runs
             ]
-            outcomes = [future.result() for future in futures]
+            try:
+                outcomes = [future.result() for future in futures]
+            finally:
+                pool.shutdown(cancel_futures=True)
     summary: dict[str, Any] = {"model": Path(options.model).name}
     for bound, name in ((True, "bound"), (False, "unbound")):
         if bound in modes:

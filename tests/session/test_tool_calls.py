@@ -93,8 +93,12 @@ def test_a_call_that_is_only_described_is_made_next(tmp_path: Path) -> None:
         )
         assert second.continue_last
         called = chat.session.conversation.path()[1].message
-        assert called.content == "You can use read_file."
         assert [call.name for call in called.tool_calls] == ["read_file"]
+        # The advice is gone, also for the model.
+        assert called.content == ""
+        assert third.messages[-2].content == ""
+        kinds = [type(block) for block in chat.page.blocks.values()]
+        assert kinds == [UserBlock, ToolCallBlock, AnswerBlock]
         await chat.session.tools.close()
 
     described = told("You can use read_file.")

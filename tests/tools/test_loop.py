@@ -51,7 +51,27 @@ def ended(scene: ToolScene) -> bool:
     return scene.turn.exhausted
 
 
-def test_a_repeated_call_is_not_run_again_and_has_to_be_the_last(tmp_path: Path) -> None:
+def offered(scene: ToolScene) -> list[str]:
+    """Names of the tools that the next answer may call."""
+    tools = scene.turn.offer(Messages((Message("user", "hi"),))).tools
+    return [tool["function"]["name"] for tool in tools]
+
+
+def test_a_repeated_call_is_not_run_again_and_its_tool_is_left_out_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("A")
+    scene = ToolScene(tmp_path)
+    everything = offered(scene)
+    scene.call("read_file", path="a")
+    asked = len(scene.consent.asked)
+    assert scene.text("read_file", path="a").startswith("A\n\n[This is the same call")
+    assert len(scene.consent.asked) == asked
+    assert set(everything) - set(offered(scene)) == {"read_file"}
+    scene.call("list_folder")
+    assert offered(scene) == everything
+    assert not ended(scene)
+
+
+def test_a_second_round_of_repeated_calls_has_to_be_the_last(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("A")
     scene = ToolScene(tmp_path)
     assert scene.text("read_file", path="a") == "A"
@@ -61,20 +81,32 @@ def test_a_repeated_call_is_not_run_again_and_has_to_be_the_last(tmp_path: Path)
     assert not ended(scene)
     scene.call("edit_file", path="a", old_text="A", new_text="B")
     assert scene.text("read_file", path="a") == "B"
+    assert "Now answer" not in scene.text("read_file", path="a")
     assert not ended(scene)
-    asked = len(scene.consent.asked)
     last = scene.text("read_file", path="a")
     assert last.startswith("B\n\n[This is the same call")
     assert "Now answer" in last
     assert ended(scene)
-    assert len(scene.consent.asked) == asked
 
 
 def test_a_call_that_fails_again_and_again_ends_the_calls(tmp_path: Path) -> None:
     scene = ToolScene(tmp_path)
+    for has_ended in (False, False, True):
+        result = scene.call("edit_file", path="none", old_text="A", new_text="B")
+        assert result.run.state == "failed"
+        assert ended(scene) == has_ended
+        assert "edit_file" in offered(scene)
+
+
+def test_an_empty_answer_after_failed_calls_has_to_be_a_call(tmp_path: Path) -> None:
+    scene = ToolScene(tmp_path)
+    scene.turn = ToolTurn(
+        scene.tools, Approvals(None), max_rounds=9, context_tokens=8192, forces_calls=True
+    )
     scene.call("edit_file", path="none", old_text="A", new_text="B")
-    assert not ended(scene)
-    scene.call("edit_file", path="none", old_text="A", new_text="B")
+    assert scene.turn.must_answer(Message("assistant"))
+    assert scene.turn.offer(Messages((Message("user", "hi"),))).tool_choice == "required"
+    assert scene.turn.must_answer(Message("assistant"))
     assert ended(scene)
 
 
@@ -86,6 +118,30 @@ def test_an_empty_answer_after_results_is_asked_for_once_more_without_tools(tmp_
     assert turn.must_answer(Message("assistant"))
     assert turn.exhausted
     assert not turn.must_answer(Message("assistant"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "choice"),
+    [
+        ("You can use read_file for this.", "read_file"),
+        ("Use read_file, and then edit_file.", "required"),
+        ('```json\n{\n  "name": "rename", "arguments": {"old": "a"}\n}\n```', "required"),
+        ('{"name": "rename", "parameters": {}}', "required"),
+        ('The file has the text {"name": "rename", "arguments": {}}.', ""),
+        ("Hello!", ""),
+    ],
+)
+def test_an_answer_that_describes_a_call_has_to_make_one(
+    tmp_path: Path, answer: str, choice: str
+) -> None:
+    tools = ToolScene(tmp_path).tools
+    turn = ToolTurn(tools, Approvals(None), max_rounds=9, context_tokens=8192, forces_calls=True)
+    messages = Messages((Message("user", "Rename a."),))
+    turn.offer(messages)
+    assert turn.must_call(Message("assistant", answer)) == bool(choice)
+    offer = turn.offer(messages)
+    assert offer.tool_choice == (choice or "auto")
+    assert offer.parallel_tool_calls == (not choice)
 
 
 def test_after_the_last_round_no_tool_can_be_called(tmp_path: Path) -> None:

@@ -341,7 +341,17 @@ def test_without_the_package_a_sentence_says_how_to_install_it(
     assert "pip install 'localchat-app[mcp]'" in failure_of(server("good"), tmp_path)
 
 
-def test_a_server_is_reached_by_http(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_server_is_reached_by_http_and_its_long_answers_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Servers of the older protocol answer with server-sent events instead of JSON."""
+    hold = McpConnection._hold
+
+    async def hold_in_mode(self: McpConnection, transport: object, _: str, ready: object) -> None:
+        await hold(self, transport, mode, ready)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(McpConnection, "_hold", hold_in_mode)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -357,6 +367,10 @@ def test_a_server_is_reached_by_http(tmp_path: Path) -> None:
 
         async def play(connection: McpConnection) -> None:
             assert await result(connection, "add", a=20, b=3) == "23"
+            text = await result(connection, "trouble")
+            assert text.endswith("[the server sent 5,000,000 characters]")
+            with pytest.raises(LocalchatError, match="failed"):
+                await result(connection, "trouble", size=70 << 20)
 
         with_server(McpServer("demo", url=f"http://127.0.0.1:{port}/mcp"), play, tmp_path)
     finally:
