@@ -237,7 +237,10 @@ class DraftPlanner:
         """Choose the lengths of the draft model's drafts. `may_probe`: try a token even if none may pay."""
         model = self._draft_model
         using = [candidate for candidate in step.candidates if candidate.drafts.uses_model]
-        if model is None or model.budget < 0 or not using or not self._cost.has_samples():
+        if model is None or not using or model.paused or not self._cost.has_samples():
+            return _DraftPlan({})
+        if model.budget < 0:
+            model.pause()
             return _DraftPlan({})
         plain_token_s = self._cost.seconds(step.rows) / step.new_tokens
         reading = 0.0
@@ -255,11 +258,15 @@ class DraftPlanner:
         }
         reading_s = reading * model.prompt_token_s
         plan = self._best_lengths(step, chances, model, reading_s)
-        if not plan.lengths and may_probe and model.budget >= PROBE_BUDGET:
+        if plan.lengths or not may_probe:
+            return plan
+        if model.budget >= PROBE_BUDGET:
             # The draft model may fit the text better by now. One token of each sequence shows it.
             certain = {number: [1.0] for number, draft in chances.items() if draft}
-            plan = self._best_lengths(step, certain, model, reading_s)
-            return plan._replace(is_probe=True)
+            plan = self._best_lengths(step, certain, model, reading_s)._replace(is_probe=True)
+        # With several rows, drafts may cost too much for this step alone.
+        if not plan.lengths and (model.budget < PROBE_BUDGET or step.rows == 1):
+            model.pause()
         return plan
 
     def _best_lengths(
@@ -450,7 +457,7 @@ class DraftPlanner:
         if not extra:
             self.earn(sequence)
             if drafts is not None and drafts.uses_model and self._draft_model is not None:
-                self._draft_model.earn()
+                self._draft_model.earn(plain_rows)
             return
         # Smoothed costs rather than the time of this step: another program's load is not the drafts' fault.
         seconds = self._cost.seconds(step.width) + self._cost.wait_s
