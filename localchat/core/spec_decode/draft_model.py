@@ -133,7 +133,9 @@ class DraftModel:
 
     def earn(self, rows: int) -> None:
         """Count one of the `rows` of a step without drafts."""
-        limit = _RETRY_BUDGET if self.paused else _FIRST_BUDGET
+        limit = _FIRST_BUDGET
+        if self.paused:
+            limit = _RETRY_BUDGET
         self.budget = max(self.budget, min(self.budget + _EARNED_PER_STEP, limit))
         if not self.paused:
             return
