@@ -65,10 +65,10 @@ def measure(open_engine: OpenEngine, models: list[Path], parts: Parts, folder: P
 
 def rounded(activations: torch.Tensor) -> torch.Tensor:
     """Round to the 8 bits of Q8_0: 32 numbers share a scale, which is stored in fp16."""
-    blocks = activations.unflatten(-1, (-1, 32))
+    blocks = activations.reshape(-1, 32)
     scales = blocks.abs().amax(-1, keepdim=True) / 127
     numbers = torch.where(scales > 0, blocks / scales, 0).round()
-    return (numbers * scales.half().float()).flatten(-2)
+    return (numbers * scales.half().float()).reshape(activations.shape)
 
 
 @contextmanager

@@ -46,7 +46,9 @@ def has_other_flags(args: Sequence[str], params: Sequence[click.Parameter]) -> b
         text = argument.text
         if argument.is_word or not text.startswith("-"):
             continue
-        flag = text.partition("=")[0] if text.startswith("--") else text[:2]
+        flag = text[:2]
+        if text.startswith("--"):
+            flag = text.partition("=")[0]
         if flag not in value_counts:
             return True
     return False

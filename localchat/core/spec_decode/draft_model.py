@@ -12,6 +12,7 @@ allow. Verification accepts exact matches only, so drafts never change the text.
 """
 
 from localchat.backend_api.drafter import Draft, DraftAsk, Drafter
+from localchat.core.scheduler.step_builder import ScheduledStep
 from localchat.core.sequence import Sequence
 from localchat.core.spec_decode.acceptance import AcceptanceRates
 from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
@@ -32,6 +33,8 @@ _CLASSES = 8
 """Classes of the probability that the draft model states for a token."""
 _DRAFTS_PER_READING = 16
 """Number of drafts that share the cost of reading a text."""
+_FIRST_STEPS = 8
+"""Plain steps before the first draft. The first ones are slow, so drafts would look too cheap beside them."""
 _FIRST_PAUSE = 64
 _LONGEST_PAUSE = 200
 """Plain steps of a pause. A text on which drafts become useful must not wait for long."""
@@ -53,8 +56,10 @@ class DraftModel:
         self.drafted = 0
         self.accepted = 0
         self.cost = cost
-        self._pause_left = 0.0
+        self._pause_left = _FIRST_STEPS
         """Plain steps before the next try. 0 while not paused."""
+        self._counted_step: ScheduledStep | None = None
+        """Last step of a pause, which counts once for all its rows."""
         self._next_pause = _FIRST_PAUSE
         self._try_failed = False
         """Drafts since the last pause used up the budget."""
@@ -131,18 +136,19 @@ class DraftModel:
             self._try_failed = False
         self.drafter.active = False
 
-    def earn(self, rows: int) -> None:
-        """Count one of the `rows` of a step without drafts."""
+    def earn(self, step: ScheduledStep) -> None:
+        """Count a row of a step without drafts."""
         limit = _FIRST_BUDGET
         if self.paused:
             limit = _RETRY_BUDGET
         self.budget = max(self.budget, min(self.budget + _EARNED_PER_STEP, limit))
-        if not self.paused:
+        if not self.paused or step is self._counted_step:
             return
+        self._counted_step = step
         # The drafter needs the last tokens of each text before the next try.
         self.drafter.active = self._pause_left <= WINDOW_TOKENS and self.budget >= PROBE_BUDGET
         if self.drafter.active or self._pause_left > WINDOW_TOKENS:
-            self._pause_left -= 1 / rows
+            self._pause_left -= 1
 
     def settle(self, saved: float) -> None:
         """Count the plain steps that a draft saved. Negative: it cost more than it saved."""

@@ -41,6 +41,8 @@ _MAX_EARNED = 1.5
 """Plain steps that each plain step adds to a draft budget, and the limit for that."""
 _MAX_DEBT = 1.0
 """Plain steps that a sequence may owe before its drafts stop."""
+_MAX_OVER_ESTIMATE = 2.0
+"""Limit on the time of a step, as a multiple of its estimate. The rest is another program's load."""
 _MAX_BUDGET = 16.0
 """A wide draft that is rejected whole. Where 16 rows cost 12 plain steps, a wrong draft at an edit is bad luck,
 and without this reserve the next draft would have to wait for hundreds of plain steps."""
@@ -457,15 +459,21 @@ class DraftPlanner:
         if not extra:
             self.earn(sequence)
             if drafts is not None and drafts.uses_model and self._draft_model is not None:
-                self._draft_model.earn(plain_rows)
+                self._draft_model.earn(step)
             return
         # Smoothed costs rather than the time of this step: another program's load is not the drafts' fault.
         seconds = self._cost.seconds(step.width) + self._cost.wait_s
-        lost = (seconds + (self._charged_s if step.drafts else 0.0)) / plain_s - 1
+        charged_s = 0.0
+        if step.drafts:
+            charged_s = self._charged_s
         if drafts is not None and own and drafts.by_model and self._draft_model is not None:
+            # Estimates of widths that are rarely seen are optimistic, so a longer time counts, within limits.
+            seconds = max(seconds, min(elapsed_s, _MAX_OVER_ESTIMATE * seconds))
+            lost = (seconds + charged_s) / plain_s - 1
             self._draft_model.settle(accepted - plain_rows * lost * own / extra)
             drafts.off = self._draft_model.off
             return
+        lost = (seconds + charged_s) / plain_s - 1
         if not self._ahead:
             # The sequences with drafts pay for what all sequences lose.
             lost *= plain_rows * own / extra

@@ -7,6 +7,7 @@ import pytest
 
 from localchat.backend_api.drafter import Draft, DraftAsk
 from localchat.backend_api.interface import Capabilities
+from localchat.core.scheduler.step_builder import ScheduledStep
 from localchat.core.spec_decode import draft_planner
 from localchat.core.spec_decode.draft_model import WINDOW_TOKENS, DraftModel
 from localchat.core.spec_decode.draft_planner import DraftPlanner
@@ -153,8 +154,8 @@ def test_a_draft_model_that_does_not_pay_is_tried_rarely_and_only_after_it_saw_a
     earn = replay.model.earn
     draft = drafter.draft
 
-    def counted_earn(rows: int) -> None:
-        earn(rows)
+    def counted_earn(step: ScheduledStep) -> None:
+        earn(step)
         active.append(drafter.active)
 
     def counted_draft(asks: Sequence[DraftAsk]) -> list[Draft]:
