@@ -205,6 +205,7 @@ class LlamaDrafter:
             self.name = "the model's prediction head"
             self._width = states.width
         self.together = states is not None
+        self.active = True
         self._batch = Batch(spec.step_tokens, spec.slots + 1, self._width)
         self._slots = Slots(context, spec.slots + 1, can_truncate=True)
         self._sampler = Sampler(shared_vocab)

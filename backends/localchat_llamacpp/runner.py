@@ -195,6 +195,9 @@ class LlamaCppRunner:
         """Rows of the last plan, which later plans may move on, and their parts."""
         self._logits: NDArray[np.float32] = np.empty((0, vocab_size), np.float32)
         self._logits_address = 0
+        self._states: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        """View of the native states of the last decode, for the prediction head."""
+        self._states_address = 0
         self._stop = StopFlag()
         # An aborted step is undone by truncation, which recurrent models cannot do.
         if capabilities.rewind != "checkpoint":
@@ -299,6 +302,7 @@ class LlamaCppRunner:
             self._media.close()
         if self._context:
             self._logits = np.empty((0, self._vocab_size), np.float32)
+            self._states = np.empty((0, 0), np.float32)
             self._api.llama_free(self._context)
             self._context = 0
             self._weights.close()
@@ -499,13 +503,17 @@ class LlamaCppRunner:
         """
         if self._head_states is None:
             return
-        part.stores_states = not plan.exact and any(
+        may_draft = not plan.exact and any(
             self._may_draft(plan.rows[number], plan.moved + end)
             for number, _, end in part.stretches
         )
-        if part.stores_states != self._outputs_states:
-            self._outputs_states = part.stores_states
-            self._api.llama_set_embeddings_nextn(self._context, part.stores_states, False)
+        part.stores_states = may_draft and self.drafter.active
+        # A change makes llama.cpp reserve its graphs again, which takes as long as ten steps of a small model.
+        if may_draft and not part.stores_states:
+            return
+        if may_draft != self._outputs_states:
+            self._outputs_states = may_draft
+            self._api.llama_set_embeddings_nextn(self._context, may_draft, False)
 
     def _may_draft(self, row: StepRow, end: int) -> bool:
         """Return whether drafts may follow the tokens of a row before the offset `end`."""
@@ -518,12 +526,16 @@ class LlamaCppRunner:
         states = self._head_states
         assert states is not None
         pointer = self._api.llama_get_embeddings_nextn(self._context)
-        rows = np.ctypeslib.as_array(pointer, (self._batch.size, states.width))
+        address = ctypes.addressof(pointer.contents)
+        # Creating a view takes longer than copying the states of a decode step.
+        if address != self._states_address or self._batch.size > len(self._states):
+            self._states = np.ctypeslib.as_array(pointer, (self._batch.size, states.width))
+            self._states_address = address
         first = 0
         for number, begin, end in part.stretches:
             row = plan.rows[number]
             last = first + end - begin
-            states.write(row.seq, row.start + plan.moved + begin, rows[first:last])
+            states.write(row.seq, row.start + plan.moved + begin, self._states[first:last])
             first = last
 
     def _turn(self) -> AbstractContextManager[None]:

@@ -43,6 +43,10 @@ class Drafter(Protocol):
     together: bool
     """Drafts of several sequences take about as long as drafts of one."""
 
+    active: bool
+    """Set by the caller. While False, there are no drafts, and the drafter may store nothing about new tokens.
+    `earliest` then moves on to the first token that it knows of again."""
+
     def earliest(self, seq: int, length: int) -> int:
         """Return the first position from which a sequence of `length` tokens can be read."""
         ...

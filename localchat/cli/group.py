@@ -202,9 +202,13 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
 
     `is_missing`: the verb failed because a model or a file does not exist.
     """
-    from localchat.cli.chat.prompt_words import prompt_line
+    from localchat.cli.chat.prompt_words import has_other_flags, prompt_line
 
     if not args or args[0] not in (*VERBS, *ALIASES) or "--" in args:
+        return ""
+    params = _prompt_command().params
+    if has_other_flags(args, params):
+        # A flag that only the verb has shows that the verb was meant.
         return ""
     words = [arg for arg in args[1:] if not arg.startswith("-")]
     verb = _verb_command(args[0])
@@ -219,7 +223,7 @@ def question_instead(args: list[str], *, is_missing: bool) -> str:
         min_words = 3 if args[0] in _SEVERAL_NAMES else 2
     if len(words) < min_words or any(sign in arg for arg in words[:2] for sign in ":/.\\"):
         return ""
-    return prompt_line(args, _prompt_command().params)
+    return prompt_line(args, params)
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:

@@ -425,3 +425,12 @@ def test_a_missing_or_wrong_value_is_said_in_our_words(call: Call, line: str, me
     assert outcome.code == 2
     assert outcome.err.startswith(f"localchat: {message}")
     assert ("To ask the model" in outcome.err) == line.startswith("launch")
+
+
+@pytest.mark.parametrize("line", ["quantize nosuch model -t q4_0", "fit --memory 8GB nosuch model"])
+def test_a_line_with_a_flag_of_the_verb_is_not_offered_as_a_prompt(call: Call, line: str) -> None:
+    outcome = call(NOTHING, *line.split(), named=False)
+    assert outcome.code != 0
+    assert "To ask the model" not in outcome.err
+    without = [word for word in line.split() if not word.startswith("-")]
+    assert "To ask the model" in call(NOTHING, "fit", *without[1:], named=False).err

@@ -44,6 +44,8 @@ def _free_drafts(core: Core) -> None:
     model.token_s = model.prompt_token_s = 0.0
     model.observe = lambda *_, **__: 0.0  # type: ignore[method-assign]
     model.settle = lambda saved: None  # type: ignore[method-assign]
+    model.pause = lambda: None  # type: ignore[method-assign]
+    model._pause_left = 0
     model.cost.seconds = lambda rows: 1.0  # type: ignore[method-assign]
 
 

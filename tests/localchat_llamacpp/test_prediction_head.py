@@ -60,6 +60,8 @@ def _free_drafts(core: Core) -> None:
     model.token_s = model.prompt_token_s = 0.0
     model.observe = lambda *_, **__: 0.0  # type: ignore[method-assign]
     model.settle = lambda saved: None  # type: ignore[method-assign]
+    model.pause = lambda: None  # type: ignore[method-assign]
+    model._pause_left = 0
     model.cost.seconds = lambda rows: 1.0  # type: ignore[method-assign]
 
 
@@ -169,6 +171,48 @@ def test_a_head_that_does_not_pay_costs_a_percent_and_a_few_steps_at_most(
         core.say(request(PROMPT, max_tokens=tokens, temperature=1.0))
         assert cost < tokens + 8 + 0.01 * tokens
     assert model.drafted
+
+
+def test_a_paused_head_stores_no_states_and_the_native_context_stays_as_it_is(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Switching the native states on or off makes llama.cpp reserve its graphs again."""
+    core = Core(start("glm4moe-random", head=True).runner)
+    model = core.core._draft_model
+    assert model is not None
+    drafter = _drafter(core)
+    assert drafter.states is not None
+    core.ask(request(PROMPT, max_tokens=200, temperature=1.0))
+    core.step(3)
+    writes: list[int] = []
+    switches: list[bool] = []
+    runner = core.core._runner
+    assert isinstance(runner, LlamaCppRunner)
+    monkeypatch.setattr(drafter.states, "write", lambda seq, start, states: writes.append(start))
+    monkeypatch.setattr(runner, "_api", _Switches(runner._api, switches))
+    model.pause()
+    core.step(40)
+    assert model.paused
+    assert not writes
+    core.step(40)
+    assert writes
+    assert writes == list(range(writes[0], writes[0] + len(writes)))
+    assert not switches
+
+
+class _Switches:
+    """The library, with a record of each switch of the states."""
+
+    def __init__(self, api: Any, switches: list[bool]) -> None:
+        self._api = api
+        self._switches = switches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api, name)
+
+    def llama_set_embeddings_nextn(self, context: int, value: bool, masked: bool) -> None:
+        self._switches.append(value)
+        self._api.llama_set_embeddings_nextn(context, value, masked)
 
 
 @pytest.mark.parametrize("kind", ["qwen35-random", "glm4moe-random"])

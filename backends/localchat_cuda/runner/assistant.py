@@ -98,6 +98,7 @@ class AssistantDrafter:
     """See Drafter. It owns its runner."""
 
     together = True
+    active = True
     prompt_token_s = 0.0
     name = "the model's assistant"
 

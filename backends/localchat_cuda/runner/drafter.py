@@ -64,6 +64,7 @@ class CudaDrafter:
     """See Drafter. It owns its runner."""
 
     together = True
+    active = True
 
     def __init__(
         self,

@@ -39,6 +39,21 @@ def prompt_line(args: Sequence[str], params: Sequence[click.Parameter]) -> str:
     return shlex.join(["localchat", *flags, "--", *words, *args[end + 1 :]])
 
 
+def has_other_flags(args: Sequence[str], params: Sequence[click.Parameter]) -> bool:
+    """Return True if a flag is none of these parameters."""
+    value_counts = _value_counts(params)
+    for argument in _arguments(args, params):
+        text = argument.text
+        if argument.is_word or not text.startswith("-"):
+            continue
+        flag = text[:2]
+        if text.startswith("--"):
+            flag = text.partition("=")[0]
+        if flag not in value_counts:
+            return True
+    return False
+
+
 def _arguments(args: Sequence[str], params: Sequence[click.Parameter]) -> Iterator[_Argument]:
     """Yield each argument, and whether it is a word. Click parses everything after `--`."""
     value_counts = _value_counts(params)

@@ -159,10 +159,14 @@ def _context_lines(
             continue
         chosen = structs.replace(options, context_tokens=context)
         other = assess(subject, chosen, machine, None, speed=False).plan
-        lines.append(
+        line = (
             f"A context of {tokens(context)} needs {size(other.total_bytes)}, "
             f"of which KV {size(other.kv_bytes)}: --ctx {context}"
         )
+        if other.window_only and not plan.window_only:
+            # Otherwise a longer context would seem to need less memory than a shorter one.
+            line += " (sliding windows are cut, as with --window-only)"
+        lines.append(line)
     return tuple(lines)
 
 

@@ -148,6 +148,9 @@ def _what_would_help(page: FitPage) -> str:
         used = f"{size(used_bytes)} of {size(memory_bytes)}"
         return f"Other programs use {used}: without them, {roomy[0].quantization} fits."
     smallest = page.rows[-1]
+    free_bytes = smallest.report.plan.free_bytes
+    if page.memory_bytes and smallest.size_bytes > free_bytes:
+        return f"No setting makes enough room, because {size(free_bytes)} are free."
     advice = f"What makes room: localchat fit {smallest.model or page.verdict.name}"
     if page.memory_bytes:
         advice += f" --memory {page.memory_bytes / 1e9:g}"

@@ -64,6 +64,8 @@ def command(app: AppContext, model_name: str, output: Path | None, quantization:
     shape = read_summary(source)
     stem = f"{_without_quantization(model.name, shape.quantization)}-{name.lower()}"
     target = expand_home(output) if output is not None else paths.models_dir / f"{stem}.gguf"
+    if target.is_dir():
+        target /= f"{stem}.gguf"
     _check_target(target, quantizer.size_bytes(source, name))
     terminal = Terminal(app.environ)
     if note := _loss_note(shape.quantization, name):
@@ -137,6 +139,8 @@ def _loss_note(source: str, target: str) -> str:
         return ""
     bits = usual_bits(source)
     finer = usual_bits(target)
+    if source == target:
+        return f"the source is {source} already: the new file has the same weights"
     if bits is not None and finer is not None and finer > bits:
         return f"the source is {source}: {target} makes the file larger and cannot bring back what was lost"
     return f"the source is {source} already: quantizing it again loses more than from F16 or Q8_0"

@@ -4,11 +4,15 @@ Its drafts take time, which is measured with every draft. Acceptance is learned 
 because it depends on how well the two models agree. To find that out cheaply, the draft model first reads only
 the last tokens of a text, and reads the whole text once the sequence's draft budget pays for it.
 
+A draft model that does not pay is paused. Until its next try, it stores nothing about new tokens and plans no
+drafts, so it costs next to nothing. Each try that fails doubles the next pause.
+
 The draft model samples with the same noise as the model, so that the two agree as often as their distributions
 allow. Verification accepts exact matches only, so drafts never change the text.
 """
 
 from localchat.backend_api.drafter import Draft, DraftAsk, Drafter
+from localchat.core.scheduler.step_builder import ScheduledStep
 from localchat.core.sequence import Sequence
 from localchat.core.spec_decode.acceptance import AcceptanceRates
 from localchat.core.spec_decode.sequence_drafts import SequenceDrafts
@@ -19,6 +23,8 @@ WINDOW_TOKENS = 16
 _FIRST_BUDGET = 2.0
 PROBE_BUDGET = 1.0
 """Budget from which one token is drafted even if none is expected to pay."""
+_RETRY_BUDGET = 1.5
+"""Budget after a pause. It pays for two or three probes that fail."""
 _EARNED_PER_STEP = 0.008
 _MAX_BUDGET = 64.0
 _FOLLOW = 0.2
@@ -27,6 +33,13 @@ _CLASSES = 8
 """Classes of the probability that the draft model states for a token."""
 _DRAFTS_PER_READING = 16
 """Number of drafts that share the cost of reading a text."""
+_FIRST_STEPS = 8
+"""Plain steps before the first draft. The first ones are slow, so drafts would look too cheap beside them."""
+_FIRST_PAUSE = 64
+_LONGEST_PAUSE = 200
+"""Plain steps of a pause. A text on which drafts become useful must not wait for long."""
+_MIN_CHANCE = 0.02
+"""Tokens that are less likely to be accepted are not planned."""
 
 
 class DraftModel:
@@ -43,6 +56,13 @@ class DraftModel:
         self.drafted = 0
         self.accepted = 0
         self.cost = cost
+        self._pause_left = _FIRST_STEPS
+        """Plain steps before the next try. 0 while not paused."""
+        self._counted_step: ScheduledStep | None = None
+        """Last step of a pause, which counts once for all its rows."""
+        self._next_pause = _FIRST_PAUSE
+        self._try_failed = False
+        """Drafts since the last pause used up the budget."""
         self._by_token = AcceptanceRates((_PRIOR_RATE,), prior_tokens=4, memory_tokens=20)
         self._by_stated = AcceptanceRates(
             [(index + 0.5) / _CLASSES for index in range(_CLASSES)],
@@ -66,8 +86,16 @@ class DraftModel:
             self._by_stated.learn(_class_of(probability), right)
 
     def chances(self, limit: int) -> list[float]:
-        """Return the probabilities that the first 1 to `limit` drafted tokens are all accepted."""
-        return [self.acceptance**count for count in range(1, limit + 1)]
+        """Return the probabilities that the first 1 to `limit` drafted tokens are all accepted.
+
+        Ends early where they become negligible.
+        """
+        chances: list[float] = []
+        chance = self.acceptance
+        while len(chances) < limit and (chance >= _MIN_CHANCE or not chances):
+            chances.append(chance)
+            chance *= self.acceptance
+        return chances
 
     def drafting_s(self, longest: int, drafted: int) -> float:
         """Return the time for `drafted` tokens of several sequences, `longest` of one of them."""
@@ -95,16 +123,42 @@ class DraftModel:
             return seconds
         return drafting_s + (seconds - drafting_s) / _DRAFTS_PER_READING
 
-    def earn(self) -> None:
-        """Count a step without drafts."""
-        self.budget = max(self.budget, min(self.budget + _EARNED_PER_STEP, _FIRST_BUDGET))
+    @property
+    def paused(self) -> bool:
+        """Whether no drafts are planned."""
+        return self._pause_left > 0
+
+    def pause(self) -> None:
+        """Plan no drafts for a while, and longer if the last try failed."""
+        self._pause_left = self._next_pause
+        if self._try_failed:
+            self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
+            self._try_failed = False
+        self.drafter.active = False
+
+    def earn(self, step: ScheduledStep) -> None:
+        """Count a row of a step without drafts."""
+        limit = _FIRST_BUDGET
+        if self.paused:
+            limit = _RETRY_BUDGET
+        self.budget = max(self.budget, min(self.budget + _EARNED_PER_STEP, limit))
+        if not self.paused or step is self._counted_step:
+            return
+        self._counted_step = step
+        # The drafter needs the last tokens of each text before the next try.
+        self.drafter.active = self._pause_left <= WINDOW_TOKENS and self.budget >= PROBE_BUDGET
+        if self.drafter.active or self._pause_left > WINDOW_TOKENS:
+            self._pause_left -= 1
 
     def settle(self, saved: float) -> None:
         """Count the plain steps that a draft saved. Negative: it cost more than it saved."""
         self.budget = min(self.budget + saved, _MAX_BUDGET)
         if saved > 0:
             self.off = ""
+            if self.budget >= _FIRST_BUDGET:
+                self._next_pause = _FIRST_PAUSE
         elif self.budget < PROBE_BUDGET:
+            self._try_failed = True
             self.off = (
                 f"drafts of {self.drafter.name} cost more than they save: {self.accepted} of "
                 f"{self.drafted} tokens accepted"

@@ -41,6 +41,8 @@ _MAX_EARNED = 1.5
 """Plain steps that each plain step adds to a draft budget, and the limit for that."""
 _MAX_DEBT = 1.0
 """Plain steps that a sequence may owe before its drafts stop."""
+_MAX_OVER_ESTIMATE = 2.0
+"""Limit on the time of a step, as a multiple of its estimate. The rest is another program's load."""
 _MAX_BUDGET = 16.0
 """A wide draft that is rejected whole. Where 16 rows cost 12 plain steps, a wrong draft at an edit is bad luck,
 and without this reserve the next draft would have to wait for hundreds of plain steps."""
@@ -237,7 +239,10 @@ class DraftPlanner:
         """Choose the lengths of the draft model's drafts. `may_probe`: try a token even if none may pay."""
         model = self._draft_model
         using = [candidate for candidate in step.candidates if candidate.drafts.uses_model]
-        if model is None or model.budget < 0 or not using or not self._cost.has_samples():
+        if model is None or not using or model.paused or not self._cost.has_samples():
+            return _DraftPlan({})
+        if model.budget < 0:
+            model.pause()
             return _DraftPlan({})
         plain_token_s = self._cost.seconds(step.rows) / step.new_tokens
         reading = 0.0
@@ -255,11 +260,15 @@ class DraftPlanner:
         }
         reading_s = reading * model.prompt_token_s
         plan = self._best_lengths(step, chances, model, reading_s)
-        if not plan.lengths and may_probe and model.budget >= PROBE_BUDGET:
+        if plan.lengths or not may_probe:
+            return plan
+        if model.budget >= PROBE_BUDGET:
             # The draft model may fit the text better by now. One token of each sequence shows it.
             certain = {number: [1.0] for number, draft in chances.items() if draft}
-            plan = self._best_lengths(step, certain, model, reading_s)
-            return plan._replace(is_probe=True)
+            plan = self._best_lengths(step, certain, model, reading_s)._replace(is_probe=True)
+        # With several rows, drafts may cost too much for this step alone.
+        if not plan.lengths and (model.budget < PROBE_BUDGET or step.rows == 1):
+            model.pause()
         return plan
 
     def _best_lengths(
@@ -450,15 +459,21 @@ class DraftPlanner:
         if not extra:
             self.earn(sequence)
             if drafts is not None and drafts.uses_model and self._draft_model is not None:
-                self._draft_model.earn()
+                self._draft_model.earn(step)
             return
         # Smoothed costs rather than the time of this step: another program's load is not the drafts' fault.
         seconds = self._cost.seconds(step.width) + self._cost.wait_s
-        lost = (seconds + (self._charged_s if step.drafts else 0.0)) / plain_s - 1
+        charged_s = 0.0
+        if step.drafts:
+            charged_s = self._charged_s
         if drafts is not None and own and drafts.by_model and self._draft_model is not None:
+            # Estimates of widths that are rarely seen are optimistic, so a longer time counts, within limits.
+            seconds = max(seconds, min(elapsed_s, _MAX_OVER_ESTIMATE * seconds))
+            lost = (seconds + charged_s) / plain_s - 1
             self._draft_model.settle(accepted - plain_rows * lost * own / extra)
             drafts.off = self._draft_model.off
             return
+        lost = (seconds + charged_s) / plain_s - 1
         if not self._ahead:
             # The sequences with drafts pay for what all sequences lose.
             lost *= plain_rows * own / extra

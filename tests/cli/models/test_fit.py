@@ -240,7 +240,7 @@ def test_a_model_that_does_not_fit_names_those_that_do(fit: Fit) -> None:
     assert outcome.code == 4
     first, heading, best, *_ = outcome.out.splitlines()
     assert first.startswith("Take another model here. Even Q4_K_M, 18.7 GB, does not fit.")
-    assert first.endswith("What makes room: localchat fit gemma4:31b-q4_k_m --memory 8")
+    assert first.endswith("No setting makes enough room, because 5.5 GB are free.")
     assert heading == "Models that suit a computer with 8 GB better:"
     assert best.startswith("  localchat pull ")
 
@@ -264,6 +264,13 @@ def test_memory_with_a_usual_and_with_the_longest_context_is_told(fit: Fit) -> N
     assert lines[-2].startswith("A context of 4,096 tokens needs ")
     assert lines[-1].startswith(f"A context of {longest[1]} tokens needs ")
     assert lines[-1].endswith(f": --ctx {longest[1].replace(',', '')}")
+
+
+def test_a_longer_context_that_needs_less_memory_is_explained(fit: Fit) -> None:
+    roomy = replace(SMALL, ram_total_bytes=64 * GB, ram_free_bytes=60 * GB)
+    lines = fit(roomy, "gemma4:12b", "--offline", "--memory", "24").out.splitlines()
+    assert lines[-1].startswith("A context of 262,144 tokens needs 13")
+    assert lines[-1].endswith("--ctx 262144 (sliding windows are cut, as with --window-only)")
 
 
 def test_a_model_that_was_trained_in_4_bits_has_no_smaller_quantization(fit: Fit) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from localchat.config.paths import find_paths
@@ -45,6 +46,22 @@ def test_quantize_writes_a_model_that_runs_by_name(
     assert again.code == 2 and "exists already" in again.err
     unknown = verb("quantize", source, "--type", "q4_k_x")
     assert unknown.code == 2 and "Q4_K_M" in unknown.err
+
+
+def test_quantize_to_a_folder_or_to_the_same_type_says_what_it_writes(
+    verb: Verb, tmp_path: Path
+) -> None:
+    source = write_llama(tmp_path / "tiny-f32.gguf")
+    folder = tmp_path / "new"
+    folder.mkdir()
+    assert verb("quantize", source, folder, "--type", "q4_1").code == 0
+    written = folder / "tiny-q4_1.gguf"
+    same = verb("quantize", written, tmp_path / "same.gguf", "--type", "q4_1")
+    assert same.code == 0
+    assert "is Q4_1 already: the new file has the same weights" in same.err
+    tensors = [gguf.GGUFReader(path).tensors for path in (written, tmp_path / "same.gguf")]
+    for first, second in zip(*tensors, strict=True):
+        assert first.data.tobytes() == second.data.tobytes()
 
 
 def test_quantize_converts_a_checkpoint_to_the_file_that_is_named(

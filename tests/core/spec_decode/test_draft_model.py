@@ -7,6 +7,7 @@ import pytest
 
 from localchat.backend_api.drafter import Draft, DraftAsk
 from localchat.backend_api.interface import Capabilities
+from localchat.core.scheduler.step_builder import ScheduledStep
 from localchat.core.spec_decode import draft_planner
 from localchat.core.spec_decode.draft_model import WINDOW_TOKENS, DraftModel
 from localchat.core.spec_decode.draft_planner import DraftPlanner
@@ -40,6 +41,7 @@ class ReplayedDrafter:
 
     name = "the draft model"
     together = False
+    active = True
 
     def earliest(self, seq: int, length: int) -> int:
         return 0
@@ -139,6 +141,54 @@ def test_drafts_that_became_useful_are_found_again(monkeypatch: pytest.MonkeyPat
     replay.answer(300, 0.8)
     assert replay.answer(300, 0.8) < 0.7
     assert not replay.model.off
+
+
+def test_a_draft_model_that_does_not_pay_is_tried_rarely_and_only_after_it_saw_a_window_of_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay = Replay(monkeypatch)
+    replay.answer(300, 0.0)
+    drafter = replay.drafter
+    active: list[bool] = []
+    tries: list[list[bool]] = []
+    earn = replay.model.earn
+    draft = drafter.draft
+
+    def counted_earn(step: ScheduledStep) -> None:
+        earn(step)
+        active.append(drafter.active)
+
+    def counted_draft(asks: Sequence[DraftAsk]) -> list[Draft]:
+        if active:
+            tries.append(active[-WINDOW_TOKENS:])
+        return draft(asks)
+
+    replay.model.earn = counted_earn  # type: ignore[method-assign]
+    drafter.draft = counted_draft  # type: ignore[method-assign]
+    for _ in range(10):
+        replay.answer(300, 0.0)
+    assert 0 < len(tries) <= 3 * 3000 / 200
+    assert all(len(before) == WINDOW_TOKENS and all(before) for before in tries)
+    assert sum(active) < 0.1 * len(active)
+
+
+def test_several_rows_for_which_drafts_are_too_wide_do_not_pause_the_draft_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay = Replay(monkeypatch)
+    replay.answer(300, 0.9)
+    replay.costs.seconds = lambda rows: 0.2 + 0.8 * rows  # type: ignore[method-assign]
+    replay.model.token_s = 0.4
+    planner = DraftPlanner(Capabilities(1000, 1000, 4, 4, 512), replay.costs, None, replay.model)
+    for count, paused in ((4, False), (1, True)):
+        sequences = [
+            planned_sequence(n, SequenceDrafts(NgramProposer([1] * 9), uses_model=True), known=9)
+            for n in range(count)
+        ]
+        for sequence in sequences:
+            sequence.drafts.ngrams.chances = lambda limit: []
+        assert planner.choose(sequences, sequences, 16, admits=False) == {}
+        assert replay.model.paused is paused
 
 
 def test_a_draft_model_that_cannot_save_time_is_never_asked(
