@@ -57,7 +57,7 @@ def check_gpu(gpu: Gpu, toolkit: str) -> Availability:
     if not toolkit:
         return Availability(
             False,
-            f"torch {_version('torch')} is built without CUDA.",
+            f"torch {installed_version('torch')} is built without CUDA.",
             # Without the flag, pip accepts the installed version.
             _install(["torch>=2.11"], "--force-reinstall"),
         )
@@ -76,9 +76,11 @@ def check_gpu(gpu: Gpu, toolkit: str) -> Availability:
             f"The NVIDIA driver {gpu.driver} is too old for torch's CUDA {toolkit}.",
             f"Install driver {required_branch} or later, or a torch for an older CUDA. {_GGUF_HINT}",
         )
-    versions = (("torch", _version("torch")), ("triton", _version("triton")), ("cuda", toolkit))
+    libraries = [(name, installed_version(name)) for name in ("torch", "triton")]
     return Availability(
-        True, f"{gpu.name}, driver {gpu.driver}, CUDA {toolkit}.", versions=versions
+        True,
+        f"{gpu.name}, driver {gpu.driver}, CUDA {toolkit}.",
+        versions=(*libraries, ("cuda", toolkit)),
     )
 
 
@@ -88,7 +90,8 @@ def build_key() -> str:
     if not gpus:
         return ""
     gpu = gpus[choose_gpu(gpus)]
-    seen = [gpu.name, gpu.compute_capability, gpu.driver, _version("torch"), _version("triton")]
+    libraries = map(installed_version, ("torch", "triton"))
+    seen = [gpu.name, gpu.compute_capability, gpu.driver, *libraries]
     folder = Path(__file__).parent / "kernels"
     seen += [(path.name, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*.py"))]
     return f"cuda-{hashlib.sha256(repr(seen).encode()).hexdigest()[:24]}"
@@ -107,7 +110,8 @@ def torch_cuda() -> str:
     return match[1] if match else ""
 
 
-def _version(name: str) -> str:
+def installed_version(name: str) -> str:
+    """Return the version of a distribution. Empty if it is not installed under this name."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -215,7 +215,7 @@ def test_a_crash_is_remembered_for_this_card_driver_and_libraries(
         cards = () if gpu is None else (gpu,)
         monkeypatch.setattr("localchat_cuda.environment.read_gpus", lambda: (cards, ""))
         monkeypatch.setattr(
-            "localchat_cuda.environment._version",
+            "localchat_cuda.environment.installed_version",
             lambda name: {"triton": triton}.get(name, "2.11.0"),
         )
         return CudaBackend().build_key()

@@ -10,8 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
+
+from localchat_cuda.environment import installed_version
 
 _COMMAND = (sys.executable, "-m", "localchat_cuda.compile_ahead")
 _PACKAGE = Path(__file__).parents[1]
@@ -109,6 +110,7 @@ def _cache_folder() -> Path:
 
 def _digest(model: Path) -> str:
     """Return a digest of the model's path, the libraries and this package's files."""
-    seen: list[object] = [str(model.resolve()), version("torch"), version("triton")]
+    libraries = map(installed_version, ("torch", "triton"))
+    seen: list[object] = [str(model.resolve()), *libraries]
     seen += [(path.name, path.stat().st_mtime_ns) for path in sorted(_PACKAGE.rglob("*.py"))]
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
