@@ -183,7 +183,7 @@ def test_the_parameter_screen_takes_a_value_for_this_conversation(tmp_path: Path
         app = app_of(pilot)
         await command(pilot, "/set")
         await until(pilot, lambda: app.screen is not app.chat)
-        await pilot.press("enter", *"hot")
+        await pilot.press(*"context", "enter", *"hot")
         await until(pilot, lambda: "must be" in str(dialog(pilot).query_one("#about").render()))
         await pilot.press(*["backspace"] * 3)
         await pilot.press(*"5000", "enter")

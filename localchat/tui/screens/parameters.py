@@ -15,7 +15,7 @@ from localchat.tui.setting_labels import LABELS, effective_words, setting_line
 if TYPE_CHECKING:
     from localchat.session.session import ChatSession
 
-_GROUPS = ("Memory", "Sampling", "Answers", "Tools", "Model")
+_GROUPS = ("Sampling", "Answers", "Tools", "Memory", "Model")
 """Groups of parameters, in the order of the screen."""
 
 
@@ -62,7 +62,8 @@ class ParameterScreen(SettingList):
             self.width_changed()
 
     def keys(self) -> Sequence[str]:
-        keys = (*_RELOADING, *_IMMEDIATE)
+        # What changes without a reload is changed most often.
+        keys = (*_IMMEDIATE, *_RELOADING)
         info = self._session.status.info
         if info is not None and info.backend == "remote":
             return [key for key in keys if key not in _LOCAL_ONLY]
