@@ -26,10 +26,16 @@ _MIN_EMOJI_CHARS: Final = 1024
 _SHIFTING_CHARS: Final = 1024
 _MIN_SHIFTING_RUN: Final = 100
 _LONG_RUN: Final = re.compile(rf"(.)\1{{{_MIN_SHIFTING_RUN - 1},}}", re.DOTALL)
+_SHORT_RUN: Final = re.compile(r"(.{1,16}?)\1{4,}", re.DOTALL)
+_SHORT_RUN_PROBE_CHARS: Final = 96
+"""End of a text that is searched for a short run first."""
 _MIN_SHIFTING_SHARE: Final = 0.9
-"""Share of the last 1,024 characters in long runs that counts as a loop.
-
-The runs have two or more different signs."""
+"""Share of the last 1,024 characters in runs that counts as a loop."""
+_MIN_SHIFTING_SIGNS: Final = 2
+_MIN_SHIFTING_PIECES: Final = 4
+"""Different signs of long runs, and different pieces of short ones."""
+_MIN_PICTURE_LINES: Final = 8
+"""Line ends among short runs from which a text may be a picture of letters."""
 _MIN_BLANK_CHARS: Final = 400
 """Shortest run of white space or replacement characters that counts."""
 _MIN_NUMBERED_LINES: Final = 10
@@ -206,25 +212,39 @@ class LoopDetector:
         return Repetition(loop.piece, loop.times, len(text) - loop.start, loop.kept)
 
     def _shifting(self, text: str) -> Repetition | None:
-        """Find a run of one sign after a run of another.
+        """Find runs of one sign, or of one short piece, after runs of others.
 
-        A frequency penalty moves a loop to the next sign before it is long enough by itself.
+        A frequency penalty moves a loop to the next sign before it is long enough by itself. Small models also
+        drift: `Monday Monday Monday Sunday Sunday Sunday`.
         """
         tail = text[-_SHIFTING_CHARS:]
         if len(tail) < _SHIFTING_CHARS or self._wanted:
             return None
-        long_runs = [(run[1], len(run[0])) for run in _LONG_RUN.finditer(tail)]
-        covered = sum(length for _, length in long_runs)
-        signs = {sign for sign, _ in long_runs}
-        if len(signs) < 2 or covered < _MIN_SHIFTING_SHARE * len(tail):
+        loop = _runs(tail, _LONG_RUN, _MIN_SHIFTING_SIGNS)
+        if loop is not None or not _SHORT_RUN.search(tail[-_SHORT_RUN_PROBE_CHARS:]):
+            return loop
+        # Digits and emoji may be a table or a picture, too.
+        if 2 * sum(sign.isalpha() for sign in tail) < len(tail):
             return None
-        sign, length = long_runs[-1]
-        return Repetition(sign, length, len(tail), 1)
+        if tail.count("\n") >= _MIN_PICTURE_LINES:
+            return None
+        return _runs(tail, _SHORT_RUN, _MIN_SHIFTING_PIECES)
 
     def _was_requested(self, content: str, times: int) -> bool:
         """Whether the prompt asks for this many repeats of these words."""
         words = set(content.split())
         return times <= self._wanted and bool(words) and words <= self._prompt_words
+
+
+def _runs(tail: str, pattern: re.Pattern[str], min_pieces: int) -> Repetition | None:
+    """Return the last one of the runs that cover nearly the whole text, if enough pieces differ."""
+    runs = [(run[1], len(run[0])) for run in pattern.finditer(tail)]
+    covered = sum(length for _, length in runs)
+    pieces = {piece for piece, _ in runs}
+    if len(pieces) < min_pieces or covered < _MIN_SHIFTING_SHARE * len(tail):
+        return None
+    piece, length = runs[-1]
+    return Repetition(piece, length // len(piece), len(tail), len(piece))
 
 
 def prompt_end(request: GenerateRequest) -> str:

@@ -302,6 +302,36 @@ def test_a_run_that_moves_from_sign_to_sign_is_a_loop() -> None:
     assert LoopDetector("Make a weekly workout plan.").find(text) is not None
 
 
+DRIFT = ("Tuesday ", "Monday ", "Sunday ", "Saturday ", "Four", "YA", "DED", "ab, ", "Z")
+"""Pieces of an answer of SmolLM2 that drifted from one to the next."""
+
+
+@pytest.mark.parametrize("times", [9, 15, 30])
+def test_short_pieces_that_drift_are_a_loop(times: int) -> None:
+    text = "".join(piece * times for piece in DRIFT) * 4
+    found = loop_of(text)
+    assert found is not None
+    assert found[0] < 1500
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # The rows of a picture, of numbers and of letters.
+        ("." * 8 + "#" * 8 + "o" * 8 + "@" * 8 + "\n") * 40,
+        ("0000000011111111222222223333333\n") * 40,
+        "".join(f"{'W' * (5 + row % 7)}{'B' * (20 - row % 7)}\n" for row in range(60)),
+        "".join("R" * (5 + row % 7) + "GGGGGG" + "BBBBBB" + "YYYYYY\n" for row in range(60)),
+        # A laugh in a conversation, and a refrain.
+        'She laughed: "Ha ha ha ha ha ha!" He asked what was so funny, and nobody knew what to answer him. '
+        * 2
+        + "".join(f"La la la la la, said number {word}. " for word in "abcdefghijklmnopqrstuvwxyz"),
+    ],
+)
+def test_pictures_and_refrains_do_not_drift(text: str) -> None:
+    assert LoopDetector()._shifting(text) is None
+
+
 def test_a_long_ruler_and_a_box_are_no_loops() -> None:
     box = "+" + "-" * 78 + "+\n" + ("|" + " " * 78 + "|\n") * 12 + "+" + "-" * 78 + "+\n"
     assert LoopDetector("Draw a box.").find("Here it is:\n" + box) is None
