@@ -119,8 +119,8 @@ def test_figures_are_those_of_transformers(
     assert exact.same_top_share == pytest.approx(expected.same_top_share, abs=0.003)
     with rounds_activations(references[0].model), rounds_activations(references[1].model):
         expected = expected_figures(references, parts)
-    # A last bit of a sum turns the rounding of some activations, so no two computations agree to the end. Measured:
-    # 0.1 to 0.4 %.
+    # A last bit of a sum turns the rounding of some activations, so no two computations agree to the end.
+    # They were 0.1 to 0.4 % apart.
     assert usual.perplexities == pytest.approx(expected.perplexities, rel=0.01)
     assert usual.kl_mean == pytest.approx(expected.kl_mean, rel=0.02)
     assert usual.same_top_share == pytest.approx(expected.same_top_share, abs=0.02)
