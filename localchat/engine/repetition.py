@@ -6,6 +6,7 @@ ask for them. A prompt that asks for N repeats gets them.
 """
 
 import re
+import zlib
 from itertools import groupby
 from typing import Final
 
@@ -26,16 +27,20 @@ _MIN_EMOJI_CHARS: Final = 1024
 _SHIFTING_CHARS: Final = 1024
 _MIN_SHIFTING_RUN: Final = 100
 _LONG_RUN: Final = re.compile(rf"(.)\1{{{_MIN_SHIFTING_RUN - 1},}}", re.DOTALL)
-_SHORT_RUN: Final = re.compile(r"(.{1,16}?)\1{4,}", re.DOTALL)
-_SHORT_RUN_PROBE_CHARS: Final = 96
-"""End of a text that is searched for a short run first."""
 _MIN_SHIFTING_SHARE: Final = 0.9
-"""Share of the last 1,024 characters in runs that counts as a loop."""
-_MIN_SHIFTING_SIGNS: Final = 2
-_MIN_SHIFTING_PIECES: Final = 4
-"""Different signs of long runs, and different pieces of short ones."""
-_MIN_PICTURE_LINES: Final = 8
-"""Line ends among short runs from which a text may be a picture of letters."""
+"""Share of the last 1,024 characters in long runs that counts as a loop.
+
+The runs have two or more different signs."""
+_DRIFT_CHARS: Final = 2048
+_DRIFT_RUN: Final = re.compile(r"(.{1,64}?)\1{2,}", re.DOTALL)
+_MIN_DRIFT_SHARE: Final = 0.7
+_MIN_DRIFT_PIECES: Final = 4
+"""Share of the last 2,048 characters in runs of short pieces that counts as a loop, and different pieces."""
+_MAX_DRIFT_LINES: Final = 8
+"""Texts with more lines may be tables, songs, or pictures of letters."""
+_DRIFT_PROBE_CHARS: Final = 512
+_MAX_DRIFT_PROBE_BYTES: Final = 180
+"""Compressed size of the last 512 characters from which no loop is searched. Prose has about 300."""
 _MIN_BLANK_CHARS: Final = 400
 """Shortest run of white space or replacement characters that counts."""
 _MIN_NUMBERED_LINES: Final = 10
@@ -141,7 +146,7 @@ class LoopDetector:
             return None
         loop = self._exact(text) or self._numbered(text)
         if loop is None and near:
-            loop = self._near(text) or self._shifting(text)
+            loop = self._near(text) or self._shifting(text) or self._drifting(text)
         return loop
 
     def _exact(self, text: str) -> Repetition | None:
@@ -212,23 +217,30 @@ class LoopDetector:
         return Repetition(loop.piece, loop.times, len(text) - loop.start, loop.kept)
 
     def _shifting(self, text: str) -> Repetition | None:
-        """Find runs of one sign, or of one short piece, after runs of others.
+        """Find a run of one sign after a run of another.
 
-        A frequency penalty moves a loop to the next sign before it is long enough by itself. Small models also
-        drift: `Monday Monday Monday Sunday Sunday Sunday`.
+        A frequency penalty moves a loop to the next sign before it is long enough by itself.
         """
         tail = text[-_SHIFTING_CHARS:]
         if len(tail) < _SHIFTING_CHARS or self._wanted:
             return None
-        loop = _runs(tail, _LONG_RUN, _MIN_SHIFTING_SIGNS)
-        if loop is not None or not _SHORT_RUN.search(tail[-_SHORT_RUN_PROBE_CHARS:]):
-            return loop
-        # Digits and emoji may be a table or a picture, too.
+        return _runs(tail, _LONG_RUN, 2, _MIN_SHIFTING_SHARE)
+
+    def _drifting(self, text: str) -> Repetition | None:
+        """Find runs of short pieces, each after a run of another: `Monday Monday Monday Sunday Sunday Sunday`.
+
+        Small models drift so from word to word or from sentence to sentence.
+        """
+        tail = text[-_DRIFT_CHARS:]
+        if len(tail) < _DRIFT_CHARS or self._wanted or tail.count("\n") > _MAX_DRIFT_LINES:
+            return None
+        end = tail[-_DRIFT_PROBE_CHARS:].encode(errors="replace")
+        if len(zlib.compress(end, 1)) > _MAX_DRIFT_PROBE_BYTES:
+            return None
+        # Digits and emoji may be a table or a picture.
         if 2 * sum(sign.isalpha() for sign in tail) < len(tail):
             return None
-        if tail.count("\n") >= _MIN_PICTURE_LINES:
-            return None
-        return _runs(tail, _SHORT_RUN, _MIN_SHIFTING_PIECES)
+        return _runs(tail, _DRIFT_RUN, _MIN_DRIFT_PIECES, _MIN_DRIFT_SHARE)
 
     def _was_requested(self, content: str, times: int) -> bool:
         """Whether the prompt asks for this many repeats of these words."""
@@ -236,12 +248,14 @@ class LoopDetector:
         return times <= self._wanted and bool(words) and words <= self._prompt_words
 
 
-def _runs(tail: str, pattern: re.Pattern[str], min_pieces: int) -> Repetition | None:
-    """Return the last one of the runs that cover nearly the whole text, if enough pieces differ."""
+def _runs(
+    tail: str, pattern: re.Pattern[str], min_pieces: int, min_share: float
+) -> Repetition | None:
+    """Return the last one of the runs that cover most of a text, if enough of their pieces differ."""
     runs = [(run[1], len(run[0])) for run in pattern.finditer(tail)]
     covered = sum(length for _, length in runs)
     pieces = {piece for piece, _ in runs}
-    if len(pieces) < min_pieces or covered < _MIN_SHIFTING_SHARE * len(tail):
+    if len(pieces) < min_pieces or covered < min_share * len(tail):
         return None
     piece, length = runs[-1]
     return Repetition(piece, length // len(piece), len(tail), len(piece))
