@@ -33,9 +33,11 @@ _MIN_SHIFTING_SHARE: Final = 0.9
 The runs have two or more different signs."""
 _DRIFT_CHARS: Final = 2048
 _DRIFT_RUN: Final = re.compile(r"(.{1,64}?)\1{2,}", re.DOTALL)
+"""Three or more repeats of a short piece."""
 _MIN_DRIFT_SHARE: Final = 0.7
+"""Share of the last 2,048 characters in such runs that counts as a loop."""
 _MIN_DRIFT_PIECES: Final = 4
-"""Share of the last 2,048 characters in runs of short pieces that counts as a loop, and different pieces."""
+"""Different pieces of such a loop."""
 _MAX_DRIFT_LINES: Final = 8
 """Texts with more lines may be tables, songs, or pictures of letters."""
 _DRIFT_PROBE_CHARS: Final = 512
@@ -251,7 +253,7 @@ class LoopDetector:
 def _runs(
     tail: str, pattern: re.Pattern[str], min_pieces: int, min_share: float
 ) -> Repetition | None:
-    """Return the last one of the runs that cover most of a text, if enough of their pieces differ."""
+    """Return the last run of a text that consists mostly of runs. None if too few pieces differ."""
     runs = [(run[1], len(run[0])) for run in pattern.finditer(tail)]
     covered = sum(length for _, length in runs)
     pieces = {piece for piece, _ in runs}

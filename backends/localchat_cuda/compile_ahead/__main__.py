@@ -50,9 +50,9 @@ def main() -> int:
 
 
 def _fork_all(job: CompileJob) -> list[IO[str]]:
-    """Start the processes of a job, as many as the system allows, and return their outputs.
+    """Start the processes of a job and return their outputs.
 
-    Raises OSError if it allows none."""
+    The system may allow fewer than wanted. Raises OSError if it allows none."""
     outputs: list[IO[str]] = []
     for _ in range(job.processes):
         try:
