@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from localchat.chat.conversation import Node
 from localchat.history.store import History
 from tests.support.terminal_program import Program
 
@@ -141,20 +142,30 @@ def by_screen(model: str, folder: Path, prompts: Sequence[str]) -> Iterator[Answ
                 program.type("/new\r")
                 program.see("Ask anything")
             program.ask(prompt)
-            program.until(lambda: "● writing" in program.text or "TTFT" in program.text)
             deadline = time.monotonic() + 1800
-            while "● writing" in program.text and time.monotonic() < deadline:
+            node = stored_answer(folder, prompt)
+            while node is None or "● writing" in program.text:
+                assert time.monotonic() < deadline, prompt
                 program.rest(0.2)
+                node = stored_answer(folder, prompt)
             program.rest(1.5)
-            with History.open(folder / "history.sqlite3") as history:
-                summary = history.last()
-                assert summary is not None
-                node = history.load(summary.id).path()[-1]
             reason = "error" if node.error else node.end.reason if node.end else "stop"
             noticed = bool(re.search(r"■|repeat", program.text))
             yield Answer("screen", prompt, node.message.content, reason, noticed)
     finally:
         program.close()
+
+
+def stored_answer(folder: Path, prompt: str) -> Node | None:
+    """Return the answer to a prompt from the last conversation. None until it has ended."""
+    with History.open(folder / "history.sqlite3") as history:
+        summary = history.last()
+        if summary is None:
+            return None
+        path = history.load(summary.id).path()
+    if path[-1].message.role != "assistant" or path[-2].message.content != prompt:
+        return None
+    return path[-1]
 
 
 FRONTS = {"cli": by_command_line, "serve": by_server, "screen": by_screen}
