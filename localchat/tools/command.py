@@ -132,7 +132,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 async def drain(process: asyncio.subprocess.Process) -> None:
-    """Read the rest of the output of a process that has ended, which closes its pipe.
+    """Read the remaining output of an ended process, so that its pipe closes.
 
     The event loop may end right after a cancelled call. Waits a moment for programs that kept the pipe."""
     assert process.stdout is not None

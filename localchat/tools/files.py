@@ -208,7 +208,7 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
             new = _indented_as(similar, old, new)
             old = similar
             count = 1
-        if not count and new.strip() and new.strip() in text:
+        if not count and _line_starts(text, new):
             # Small models repeat an edit that has succeeded.
             raise NothingToDo(
                 f"{name} has new_text already, so nothing was changed",
@@ -243,18 +243,24 @@ def _edited(name: str, before: FileContent | None, arguments: EditArguments) -> 
 def _similar_lines(text: str, old: str) -> str:
     """Return the lines that differ from `old` only in indentation. Empty if they are not unique.
 
-    Small models lose or add indentation. The difference that the user sees shows what is replaced.
+    Small models lose or add indentation. The diff that the user sees shows what is replaced.
     """
-    target = [line.strip() for line in old.strip().splitlines()]
-    lines = text.splitlines(keepends=True)
-    stripped = [line.strip() for line in lines]
-    count = len(target)
-    starts = [
-        start for start in range(len(lines)) if target and stripped[start : start + count] == target
-    ]
+    starts = _line_starts(text, old)
     if len(starts) != 1:
         return ""
-    return "".join(lines[starts[0] : starts[0] + count])
+    lines = text.splitlines(keepends=True)
+    return "".join(lines[starts[0] : starts[0] + len(old.strip().splitlines())])
+
+
+def _line_starts(text: str, part: str) -> list[int]:
+    """Return the indexes of the lines at which the whole lines of `part` begin, whatever their indentation."""
+    target = [line.strip() for line in part.strip().splitlines()]
+    lines = [line.strip() for line in text.splitlines()]
+    return [
+        start
+        for start in range(len(lines))
+        if target and lines[start : start + len(target)] == target
+    ]
 
 
 def _indented_as(similar: str, old: str, new: str) -> str:

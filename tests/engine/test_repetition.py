@@ -308,7 +308,8 @@ DRIFT = ("Tuesday ", "Monday ", "Sunday ", "Saturday ", "Four", "YA", "DED", "ab
 
 @pytest.mark.parametrize("times", [9, 15, 30])
 def test_short_pieces_that_drift_are_a_loop(times: int) -> None:
-    text = "".join(piece * times for piece in DRIFT) * 8
+    pieces = dict.fromkeys((*DRIFT, *(f"{word} " for word in WORDS.split())))
+    text = "".join(piece * times for piece in pieces)
     found = loop_of(text)
     assert found is not None
     assert found[0] < 3000
