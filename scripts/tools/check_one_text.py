@@ -1,11 +1,12 @@
 """One request, one text: cold, warm, without drafts, after a restart from KV on the disk, and in a second turn.
 
-    PYTHONPATH=.:backends python scripts/tools/check_one_text.py MODEL [--backend NAME] [--prompts 200]
+    PYTHONPATH=.:backends python scripts/tools/check_one_text.py MODEL [--backend NAME] [--prompts 200] [--shard K/N]
 
 Half of the requests are greedy, half have a seed. Second turns follow at once and after a pause, in which an
 idle engine recomputes the answer, and are compared with those of a cold cache. `--backend reference` converts a
-GGUF to a checkpoint and runs it on the CUDA backend's reference path, on the CPU. Every count must be 0 except
-for the one among neighbors, which says what batching changes. The last line is JSON.
+GGUF to a checkpoint and runs it on the CUDA backend's reference path, on the CPU. `--shard 3/20` takes a part of
+the prompts, so that several processes can share them. Every count must be 0 except for the one among neighbors,
+which says what batching changes. The last line is JSON.
 """
 
 import argparse
@@ -84,13 +85,15 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--backend", default="")
     parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--shard", default="0/1", help="K/N: every Nth prompt from number K on")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--neighbors", type=int, default=4)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.5, help="seconds before a second turn")
     arguments = parser.parse_args()
     rules_count = len(RULES) if arguments.backend else SHORT_RULES
-    asked = requests(arguments.prompts, arguments.tokens, rules_count)
+    first, step = map(int, arguments.shard.split("/"))
+    asked = requests(arguments.prompts, arguments.tokens, rules_count)[first::step]
     with tempfile.TemporaryDirectory() as folder:
         model, backend = arguments.model, arguments.backend
         if backend == "reference":
