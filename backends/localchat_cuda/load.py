@@ -137,9 +137,12 @@ def load_runner(
     def report_waiting(done: int, ranks: int) -> bool:
         return progress(total - 1, total)
 
-    source = source_of(config, path, device)
-    if group is not None and isinstance(source, CheckpointWeights):
-        source = RankWeights(source, group.config, config, group.rank)
+    source: WeightSource
+    if group is not None and path is not None and path.is_dir():
+        checkpoint = CheckpointWeights(path, device, in_slices=True)
+        source = RankWeights(checkpoint, group.config, config, group.rank)
+    else:
+        source = source_of(config, path, device)
     formats: LayerFormats = ()
     if isinstance(source, GgufWeights):
         formats = layer_formats(source.header)

@@ -1,11 +1,11 @@
 """One request, one text: cold, warm, without drafts, after a restart from KV on the disk, and in a second turn.
 
-    PYTHONPATH=.:backends python scripts/tools/check_one_text.py MODEL [--backend NAME] [--prompts 200] [--shard K/N]
+    PYTHONPATH=.:backends python scripts/tools/check_one_text.py MODEL [--backend NAME] [--shard K/N]
 
 Half of the requests are greedy, half have a seed. Second turns follow at once and after a pause, in which an
 idle engine recomputes the answer, and are compared with those of a cold cache. `--backend reference` converts a
-GGUF to a checkpoint and runs it on the CUDA backend's reference path, on the CPU. `--shard 3/20` takes a part of
-the prompts, so that several processes can share them. Every count must be 0 except for the one among neighbors,
+GGUF to a checkpoint and runs it on the CUDA backend's reference path, on the CPU. `--shard 3/20` takes every
+20th prompt, so that several processes can share them. Every count must be 0 except for the one among neighbors,
 which says what batching changes. The last line is JSON.
 """
 

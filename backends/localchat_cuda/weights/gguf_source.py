@@ -13,7 +13,7 @@ from localchat.model_files.gguf import GgufTensor, Header
 from localchat_cuda.config.gguf import checkpoint_names, norm_offset, rotated_heads
 from localchat_cuda.ggml_forms import GGUF_FORMS
 from localchat_cuda.kernels.ggml import pack as ggml_pack
-from localchat_cuda.weights.device_reader import DeviceReader
+from localchat_cuda.weights.device_reader import DeviceReader, Extent
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SLICE_ROWS = 4096
@@ -29,7 +29,11 @@ class GgufWeights:
         self._heads = rotated_heads(header)
         self._norm_offset = norm_offset(header)
         self._read_names: set[str] = set()
-        self._reader = DeviceReader(device)
+        extents = [
+            Extent(header.parts[tensor.part], tensor.offset, tensor.size_bytes)
+            for tensor in self._tensors.values()
+        ]
+        self._reader = DeviceReader(device, extents)
 
     def has(self, name: str) -> bool:
         return name in self._tensors

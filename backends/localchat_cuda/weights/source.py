@@ -10,7 +10,7 @@ from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor, read_safetensors
 from localchat_cuda.config.tensor_names import canonical_name, is_text
-from localchat_cuda.weights.device_reader import DeviceReader
+from localchat_cuda.weights.device_reader import DeviceReader, Extent
 
 _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
 """Suffixes of names of scales."""
@@ -95,12 +95,13 @@ class CheckpointWeights:
 
     Opening reads only the headers."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        """Read the headers. Raises ModelMissing, ModelInvalid."""
+    def __init__(self, folder: Path, device: torch.device, *, in_slices: bool = False) -> None:
+        """Read the headers. Raises ModelMissing, ModelInvalid.
+
+        `in_slices`: only slices of tensors will be read, so neighbors in a file are not read together."""
         self.folder = folder
         self.device = device
         self.headers = read_headers(folder)
-        self._reader = DeviceReader(device)
         self._read_names: set[str] = set()
         self._files: dict[str, tuple[Path, Tensor]] = {}
         for path, header in self.headers.items():
@@ -108,6 +109,14 @@ class CheckpointWeights:
                 name = canonical_name(tensor.name)
                 if name not in self._files or path.name == _SINGLE_FILE:
                     self._files[name] = path, tensor
+        extents: list[Extent] = []
+        if not in_slices:
+            extents = [
+                Extent(path, stored.offset, stored.size_bytes)
+                for name, (path, stored) in self._files.items()
+                if is_text(name) and not name.endswith(_OPTIONAL)
+            ]
+        self._reader = DeviceReader(device, extents)
 
     def has(self, name: str) -> bool:
         return name in self._files

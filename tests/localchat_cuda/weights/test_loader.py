@@ -1,4 +1,3 @@
-import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,6 @@ from localchat.errors import EngineClosed, ModelInvalid, ModelMissing
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.weights import device_reader
-from localchat_cuda.weights.device_reader import DeviceReader
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights, read_headers
@@ -201,20 +198,6 @@ def test_a_lost_file_or_an_unknown_dtype_is_named(tmp_path: Path) -> None:
     source = CheckpointWeights(tmp_path, CPU)
     with pytest.raises(ModelInvalid, match="cannot be read: unknown type 'X32'"):
         source.tensor("model.norm.weight", (128,), torch.float32)
-
-
-def test_a_file_is_read_by_threads_in_pieces_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_reader, "_PIECE", 1000)
-    data = random.Random(0).randbytes(12_345)
-    path = tmp_path / "weights"
-    path.write_bytes(data)
-    reader = DeviceReader(CPU)
-    for first, size in ((0, 12_345), (7, 1000), (11, 12_000), (12_345, 0), (5, 1)):
-        assert reader.read(path, first, size).numpy().tobytes() == data[first : first + size]
-    with pytest.raises(ValueError, match="too short"):
-        reader.read(path, 12_000, 346)
 
 
 def test_experts_are_stacked_with_the_parts_of_a_shared_one(tmp_path: Path) -> None:
