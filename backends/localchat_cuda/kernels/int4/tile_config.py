@@ -84,7 +84,7 @@ _MEASURED: dict[tuple[GemmVariant, int], dict[tuple[int, int], TileConfig]] = {
     ("fp16", 16): {
         _GATE_UP: TileConfig(4, 1, 1, 2, 168),
         _DOWN: TileConfig(2, 2, 1, 9, 168),
-        _QKV: TileConfig(2, 1, 2, 7, 168),
+        _QKV: TileConfig(2, 1, 1, 7, 168),
         _O: TileConfig(2, 1, 2, 14, 168),
     },
 }
