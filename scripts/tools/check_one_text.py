@@ -1,6 +1,6 @@
 """One request, one text: cold, warm, without drafts, after a restart from KV on the disk, and in a second turn.
 
-    PYTHONPATH=.:backends python scripts/tools/check_one_text.py MODEL [--backend NAME] [--shard K/N]
+    PYTHONPATH=.:backends python scripts/tools/check_one_text.py MODEL [--shard K/N]
 
 Half of the requests are greedy, half have a seed. Second turns follow at once and after a pause, in which an
 idle engine recomputes the answer, and are compared with those of a cold cache. `--backend reference` converts a
@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--neighbors", type=int, default=4)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--pause", type=float, default=0.5, help="seconds before a second turn")
+    parser.add_argument("--first-turns", action="store_true", help="leave out second turns")
     arguments = parser.parse_args()
     rules_count = len(RULES) if arguments.backend else SHORT_RULES
     first, step = map(int, arguments.shard.split("/"))
@@ -136,7 +137,10 @@ def main() -> None:
             ]
         differ[f"among {arguments.neighbors}"] = count_different(cold, beside)
         turns: dict[str, list[str]] = {}
-        for name, pause_s in (("at once", 0.0), ("after a pause", arguments.pause)):
+        pauses = {"at once": 0.0, "after a pause": arguments.pause}
+        if arguments.first_turns:
+            pauses = {}
+        for name, pause_s in pauses.items():
             turns[name] = []
             for request, text in zip(asked, cold, strict=True):
                 ask(engine, request)
@@ -146,12 +150,13 @@ def main() -> None:
         engine = start()
         restarted = [cached_tokens(engine, request) for request in asked]
         differ["restarted"] = count_different(cold, [text for text, _ in restarted])
-        cold_turns = [
-            ask(engine, second_turn(request, text, salt=f"cold {number}")).text
-            for number, (request, text) in enumerate(zip(asked, cold, strict=True))
-        ]
-        for name, warm in turns.items():
-            differ[f"second turn {name}"] = count_different(cold_turns, warm)
+        if turns:
+            cold_turns = [
+                ask(engine, second_turn(request, text, salt=f"cold {number}")).text
+                for number, (request, text) in enumerate(zip(asked, cold, strict=True))
+            ]
+            for name, warm in turns.items():
+                differ[f"second turn {name}"] = count_different(cold_turns, warm)
         engine.close()
     loaded = sum(1 for _, tokens in restarted if tokens)
     print(f"{len(asked)} requests; {loaded} had tokens from the disk after the restart")
