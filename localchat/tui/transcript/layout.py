@@ -96,6 +96,8 @@ class LaidOutBlock:
     """Text of a streaming answer."""
     drawn_rows: list[Row] = field(default_factory=list)
     """Rows of the last redraw."""
+    first_changed: int = 0
+    """First row in which any layout since the last redraw differs from it."""
     frozen: tuple[IncrementalMarkdown | None, list[Row]] = (None, [])
     """A streaming text, and its indented rows that no longer change."""
 
@@ -107,6 +109,10 @@ class LaidOutBlock:
         if self.block_rows is None or self.width != width:
             self.block_rows = self._rows_at(width, painter)
             self.width = width
+            # These rows may be drawn before the next redraw, which must then replace all of them. A row can
+            # change and change back, for example when a backtick closes code and another one reopens it.
+            prefix = common_prefix(self.drawn_rows, self.block_rows.rows)
+            self.first_changed = min(self.first_changed, prefix)
         return self.block_rows
 
     def _rows_at(self, width: int, painter: PicturePainter) -> BlockRows:
@@ -316,6 +322,15 @@ class BlockLayout:
         if not is_cached:
             self._heights.set(index, len(block_rows.rows))
         return block_rows
+
+    def redraw(self, index: int) -> int:
+        """Lay out a block, and return the first row of the transcript to draw since the last redraw."""
+        rows = self.rows(index).rows
+        item = self.items[index]
+        first = self.top(index) + item.first_changed
+        item.drawn_rows = rows
+        item.first_changed = len(rows)
+        return first
 
     def row(self, position: RowPosition) -> Row:
         rows = self.rows(position.block).rows

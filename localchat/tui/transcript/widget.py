@@ -36,7 +36,6 @@ from localchat.tui.transcript.layout import (
     LaidOutBlock,
     RowPosition,
     code_blocks,
-    common_prefix,
     link_at,
 )
 from localchat.tui.transcript.markdown import EMPTY, Look, Piece, Row
@@ -291,21 +290,11 @@ class Transcript(ScrollView, can_focus=True):
         self._redraw_wait_s = max(_REDRAW_S, _REDRAW_COST_FACTOR * cost_s)
 
     def _lay_out_changed(self) -> int | None:
-        """Lay out the blocks that changed, and return the first row that differs."""
-        first: int | None = None
-        for id_ in self._changed_ids:
-            index = self._block_layout.find(id_)
-            if index is None:
-                continue
-            item = self._block_layout.items[index]
-            old = item.drawn_rows
-            new = self._block_layout.rows(index).rows
-            item.drawn_rows = new
-            row = self._block_layout.top(index) + common_prefix(old, new)
-            if first is None or row < first:
-                first = row
+        """Lay out the blocks that changed, and return the first row to draw."""
+        indices = map(self._block_layout.find, self._changed_ids)
+        rows = [self._block_layout.redraw(index) for index in indices if index is not None]
         self._changed_ids.clear()
-        return first
+        return min(rows, default=None)
 
     def _refresh_rows(self, start: int, end: int) -> None:
         """Redraw the visible rows from `start` to `end`, without the scroll bar."""

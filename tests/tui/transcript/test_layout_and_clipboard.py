@@ -1,17 +1,18 @@
-"""The parts under the transcript: heights, pace, clipboard, colours."""
+"""The parts under the transcript: heights, redraws, clipboard, colours."""
 
 import base64
 import subprocess
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from textual.theme import BUILTIN_THEMES
 
+from localchat.session.blocks import AnswerBlock
 from localchat.tui import clipboard
-from localchat.tui.transcript.layout import BlockHeights
+from localchat.tui.transcript.layout import BlockHeights, BlockLayout
 from localchat.tui.transcript.markdown import Look, Piece, Row
 from localchat.tui.transcript.strips import Palette, StripRenderer, contrast
 
@@ -45,6 +46,55 @@ def test_a_row_belongs_to_the_block_around_it() -> None:
     heights = BlockHeights([3, 1, 4])
     assert [heights.index_at(row) for row in range(-1, 9)] == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
     assert BlockHeights().index_at(0) == -1
+
+
+class Terminal:
+    """Rows as a terminal shows them, which keeps those that are not drawn."""
+
+    def __init__(self, layout: BlockLayout) -> None:
+        self.layout = layout
+        self.rows: list[Row] = []
+
+    def draw(self, first: int) -> None:
+        """Draw the rows from `first` on, as they are now."""
+        drawn = [row for _, row in self.layout.visible_rows(first, 1000)]
+        self.rows = self.rows[:first] + drawn
+
+
+def streamed(pieces: list[tuple[str, str]]) -> Terminal:
+    """Stream an answer. What a redraw asks for is drawn between the two pieces before the next one."""
+    layout = BlockLayout()
+    layout.resize(24)
+    layout.put(AnswerBlock("answer", "wwwwwwwwww `localchat fit"))
+    terminal = Terminal(layout)
+    first = layout.redraw(0)
+    for early, late in pieces:
+        layout.append("answer", early)
+        terminal.draw(first)
+        layout.append("answer", late)
+        first = layout.redraw(0)
+    terminal.draw(first)
+    return terminal
+
+
+def test_a_row_that_changed_and_changed_back_is_drawn_again() -> None:
+    # A backtick closes the code, one more reopens it, and the last one closes it. Meanwhile a word moves to the
+    # next row and back, and both rows are drawn between the redraws.
+    terminal = streamed([("", "`"), ("`", " x`")])
+    assert [row_text(row) for row in terminal.rows] == ["", "wwwwwwwwww localchat", "fit`` x"]
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_the_terminal_shows_the_whole_answer_whenever_rows_are_drawn(data: st.DataObject) -> None:
+    words = st.sampled_from(["", "`", "``", " x", " x`", "*", "**", "localchat ", "\n\n"])
+    terminal = streamed(data.draw(st.lists(st.tuples(words, words), max_size=8)))
+    expected = [row for _, row in terminal.layout.visible_rows(0, 1000)]
+    assert terminal.rows[: len(expected)] == expected
+
+
+def row_text(row: Row) -> str:
+    return "".join(piece.text for piece in row.pieces).strip()
 
 
 def test_the_clipboard_is_told_by_osc_52() -> None:
