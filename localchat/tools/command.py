@@ -110,8 +110,9 @@ def command_tool(root: Root, environ: Mapping[str, str]) -> Tool:
             return await _run(words, root.path, _environment(environ), arguments.timeout_s)
 
         title = " ".join(arguments.command.split())
-        # Consent for the session covers this very command only.
-        return Plan(run, title, preview, arguments.command, "this exact command")
+        # Consent for the session covers this very command only. Without the prefix, the command
+        # `mcp files_write` would have the scope of that tool.
+        return Plan(run, title, preview, f"command {arguments.command}", "this exact command")
 
     return own_tool(
         "run_command",

@@ -19,9 +19,11 @@ from localchat.backend_api.special_tokens import SpecialToken
 from localchat.chat.conversation import Conversation
 from localchat.cli.chat.repl import TerminalView
 from localchat.cli.streams import Terminal
+from localchat.config.mcp_servers import McpServer
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.tools.command import Isolation, command_tool
 from localchat.tools.loop import with_ids
+from localchat.tools.mcp_client import McpConnection
 from localchat.tools.root import Root
 from localchat.tools.tool import ToolError
 from tests.support.chat_templates import chat_format
@@ -371,6 +373,14 @@ def test_consent_for_the_session_covers_one_command_and_one_host_only(place: Pat
     assert scene.call("run_command", command="true; false").run.state == "refused"
     assert scene.call("fetch_page", url="http://127.0.0.2/a").run.state == "refused"
     assert scene.call("edit_file", path="new", old_text="", new_text="x").run.state == "refused"
+
+
+def test_consent_for_a_command_covers_no_tool_of_a_server_with_its_name(place: Path) -> None:
+    scene = ToolScene(place, "session", "no")
+    tool = McpConnection(McpServer("demo"))._resource_tool(["memo://today"])
+    scene.tools[tool.name] = tool
+    assert scene.call("run_command", command=f"mcp {tool.name}").run.state == "done"
+    assert scene.call(tool.name, uri="memo://today").run.state == "refused"
 
 
 def test_text_of_a_call_cannot_pretend_to_be_the_question(
