@@ -43,8 +43,8 @@ from localchat.session.blocks import (
     ToolCallBlock,
     UserBlock,
 )
-from localchat.tools.consent import ConsentRequest, Decision
-from localchat.tools.tool import ToolError, bounded, parsed_arguments
+from localchat.tools.consent import Decision
+from localchat.tools.tool import Plan, Tool, ToolError, bounded, parsed_arguments
 
 _KINDS: Final[dict[str, ToolKind]] = {
     "read_file": "read",
@@ -209,24 +209,21 @@ class ClientView:
             return [tool_content(text_block(valid_text(text)))]
         return None
 
-    async def ask(self, request: ConsentRequest) -> Decision:
+    async def ask(self, tool: Tool, plan: Plan) -> Decision:
         """Ask the user whether a call may run, by the client. See Consent."""
         block = self._asking
         assert block is not None  # the session reports a call before it asks
         await self.flush()
         options = [
-            PermissionOption(
-                option_id=decision, name=name.format(scope=request.scope_text), kind=kind
-            )
+            PermissionOption(option_id=decision, name=name.format(scope=plan.scope_text), kind=kind)
             for decision, (name, kind) in _OPTIONS.items()
-            if decision != "session" or request.scope_text
         ]
         call = ToolCallUpdate(
             tool_call_id=block.id,
             title=_title(block),
             kind=_KINDS.get(block.name, "other"),
             status="pending",
-            content=self._preview(block, request.preview),
+            content=self._preview(block, plan.preview),
             raw_input=_arguments(block),
         )
         try:

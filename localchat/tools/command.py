@@ -112,7 +112,7 @@ def command_tool(root: Root, environ: Mapping[str, str]) -> Tool:
         title = " ".join(arguments.command.split())
         # Consent for the session covers this very command only. Without the prefix, the command
         # `mcp files_write` would have the scope of that tool.
-        return Plan(run, title, preview, f"command {arguments.command}", "this exact command")
+        return Plan(run, title, f"command {arguments.command}", "this exact command", preview)
 
     return own_tool(
         "run_command",

@@ -3,7 +3,7 @@
 A front end implements `Consent`. Without one, only the effects that the command allowed in advance run.
 """
 
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from localchat.tools.tool import Effect, Plan, Tool, ToolError
 
@@ -19,21 +19,10 @@ _WITHOUT_TERMINAL: Final = ("only a user at a terminal can allow it", "--yes all
 """How to allow other calls, and calls that read."""
 
 
-class ConsentRequest(NamedTuple):
-    """A call that waits for the user. No text is sanitized."""
-
-    tool: str
-    effect: Effect
-    title: str
-    preview: str
-    scope_text: str
-    """Calls that `session` would allow. Empty: the front end does not offer it."""
-
-
 class Consent(Protocol):
-    """Asks the user. The screen and the line mode implement it."""
+    """Asks the user. The front ends implement it."""
 
-    async def ask(self, request: ConsentRequest) -> Decision:
+    async def ask(self, tool: Tool, plan: Plan) -> Decision:
         """Show a call and return the decision. Cancellation means that nothing runs."""
         ...
 
@@ -51,7 +40,7 @@ class Approvals:
         """Return if the call may run. Raises Refused."""
         if tool.effect in self._allowed:
             return
-        key = (tool.effect, plan.scope or f"{tool.name}\0{plan.title}")
+        key = (tool.effect, plan.scope)
         decision = self._decisions.get(key)
         if decision is None:
             if self._consent is None:
@@ -59,11 +48,8 @@ class Approvals:
                     f"{tool.name} was not run: it may {EFFECTS[tool.effect].partition(';')[0]}, and the user "
                     f"cannot be asked here; {_WITHOUT_TERMINAL[tool.effect == 'read']}"
                 )
-            request = ConsentRequest(
-                tool.name, tool.effect, plan.title, plan.preview, plan.scope_text
-            )
-            decision = await self._consent.ask(request)
-            if decision == "never" or (decision == "session" and plan.scope):
+            decision = await self._consent.ask(tool, plan)
+            if decision in ("session", "never"):
                 self._decisions[key] = decision
         if decision in ("no", "never"):
             raise Refused("the user refused this call; do not try it again")

@@ -97,7 +97,7 @@ def reading_tools(root: Root) -> tuple[Tool, ...]:
 
 
 def _reading(run: Callable[[], Awaitable[str]], title: str) -> Plan:
-    return Plan(run, title, scope="read", scope_text="all reading in this folder")
+    return Plan(run, title, "read", "all reading in this folder")
 
 
 def _existing(root: Root, name: str) -> FileContent:
@@ -173,7 +173,7 @@ def editing_tool(root: Root, journal: Journal) -> Tool:
                 return f"Created {name}."
             return f"Changed {name}:\n{preview}"
 
-        return Plan(write, name, preview, "edit", "all edits in this folder")
+        return Plan(write, name, "edit", "all edits in this folder", preview)
 
     return own_tool(
         "edit_file",

@@ -237,7 +237,7 @@ class McpConnection:
                 raise ToolError(text or f"{name} failed")
             return text
 
-        return Plan(run, title, preview, f"mcp {name}", f"all calls of {name}")
+        return Plan(run, title, f"mcp {name}", f"all calls of {name}", preview)
 
     def _resource_tool(self, uris: Sequence[str]) -> Tool:
         name = f"{self.server.name}_read_resource"
@@ -255,7 +255,7 @@ class McpConnection:
                 result = await self._called(lambda client: client.read_resource(uri))
                 return _text(result.contents)
 
-            return Plan(run, uri, "", f"mcp {name}", f"all calls of {name}")
+            return Plan(run, uri, f"mcp {name}", f"all calls of {name}")
 
         effect: Effect = "read" if self.server.trusted else "run"
         return Tool(name, f"Read a resource: {listed}", schema, effect, plan)

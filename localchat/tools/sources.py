@@ -36,8 +36,8 @@ def page_tool(*, offline: bool) -> Tool:
         return Plan(
             lambda: asyncio.to_thread(_page, arguments.url),
             arguments.url,
-            scope=f"host {host}",
-            scope_text=f"all pages of {host}",
+            f"host {host}",
+            f"all pages of {host}",
         )
 
     return own_tool(
@@ -78,8 +78,8 @@ def documents_tool(library: DocumentLibrary, engine: Engine) -> Tool:
         return Plan(
             lambda: asyncio.to_thread(passages),
             f"@{name}: {arguments.question}",
-            scope="documents",
-            scope_text="all learned documents",
+            "documents",
+            "all learned documents",
         )
 
     described = ", ".join(library.names()) or "none yet"

@@ -33,12 +33,12 @@ class Plan(NamedTuple):
     """Runs the call and returns its result. Raises LocalchatError."""
     title: str
     """The call on one line, such as `notes/plan.md, lines 1 to 80`. Not sanitized."""
+    scope: str
+    """Key of the calls that consent for the session covers."""
+    scope_text: str
+    """The scope as the user reads it, such as `all edits in this folder`. Not sanitized."""
     preview: str = ""
     """Details that consent covers, such as a diff. Not sanitized."""
-    scope: str = ""
-    """Key of the calls that consent for the session covers. Empty: it covers this call only."""
-    scope_text: str = ""
-    """The scope as the user reads it, such as `all edits in this folder`."""
 
 
 @dataclass(frozen=True, slots=True)

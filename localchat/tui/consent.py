@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from textual.app import App
 
-    from localchat.tools.consent import ConsentRequest, Decision
+    from localchat.tools.consent import Decision
+    from localchat.tools.tool import Plan, Tool
 
 
 class ScreenConsent:
@@ -17,12 +18,12 @@ class ScreenConsent:
         self._app = app
         self._turn = asyncio.Lock()
 
-    async def ask(self, request: "ConsentRequest") -> "Decision":
+    async def ask(self, tool: "Tool", plan: "Plan") -> "Decision":
         """Show a call, and return the decision. A cancellation takes the question away."""
         from localchat.tui.screens.consent import ConsentScreen
 
         async with self._turn:
-            screen = ConsentScreen(request)
+            screen = ConsentScreen(tool, plan)
             decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
 
             def closed(decision: "Decision | None") -> None:

@@ -55,7 +55,7 @@ def test_a_call_runs_after_consent_and_its_result_is_sent_back(tmp_path: Path) -
         assert outcome.end == "complete"
         assert outcome.node is not None
         assert outcome.node.message.content == "It says alpha."
-        assert [request.tool for request in consent.asked] == ["read_file"]
+        assert [tool.name for tool, _ in consent.asked] == ["read_file"]
         first, second = chat.stage.engine.requests
         names = [tool["function"]["name"] for tool in prompt(first).tools]
         assert names == ["read_file", "list_folder", "search_files", "edit_file", "run_command"]

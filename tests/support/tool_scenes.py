@@ -10,13 +10,13 @@ import msgspec
 
 from localchat.engine.request import CalledTool
 from localchat.tools.command import command_tool
-from localchat.tools.consent import Approvals, ConsentRequest, Decision
+from localchat.tools.consent import Approvals, Decision
 from localchat.tools.files import editing_tool, reading_tools
 from localchat.tools.journal import Journal
 from localchat.tools.loop import CallReport, CallResult, ToolTurn
 from localchat.tools.root import Root
 from localchat.tools.sources import page_tool
-from localchat.tools.tool import Effect, Tool
+from localchat.tools.tool import Effect, Plan, Tool
 
 _T = TypeVar("_T")
 
@@ -30,10 +30,10 @@ class ScriptedConsent:
     """Answers with these decisions, then with the last one."""
 
     decisions: list[Decision] = field(default_factory=lambda: ["once"])
-    asked: list[ConsentRequest] = field(default_factory=list)
+    asked: list[tuple[Tool, Plan]] = field(default_factory=list)
 
-    async def ask(self, request: ConsentRequest) -> Decision:
-        self.asked.append(request)
+    async def ask(self, tool: Tool, plan: Plan) -> Decision:
+        self.asked.append((tool, plan))
         if len(self.decisions) > 1:
             return self.decisions.pop(0)
         return self.decisions[0]

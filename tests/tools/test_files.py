@@ -87,8 +87,9 @@ def test_an_edit_replaces_a_unique_text_and_keeps_mode_and_line_breaks(folder: P
     assert result.run.state == "done"
     assert file.read_bytes() == b"echo c\r\necho d\r\n"
     assert file.stat().st_mode & 0o777 == 0o750
-    assert "-echo a\n" in scene.consent.asked[0].preview
-    assert "+echo c\n" in scene.consent.asked[0].preview
+    ((_, plan),) = scene.consent.asked
+    assert "-echo a\n" in plan.preview
+    assert "+echo c\n" in plan.preview
 
 
 @pytest.mark.parametrize(
@@ -172,9 +173,9 @@ def test_a_file_that_changes_during_the_question_is_left(folder: Path) -> None:
     file = folder / "notes.txt"
     original = scene.consent.ask
 
-    async def change_and_allow(request: object) -> object:
+    async def change_and_allow(*call: object) -> object:
         file.write_text("changed by the user\n")
-        return await original(request)  # type: ignore[arg-type]
+        return await original(*call)  # type: ignore[arg-type]
 
     scene.consent.ask = change_and_allow  # type: ignore[assignment, method-assign]
     result = scene.call("edit_file", path="notes.txt", old_text="one", new_text="1")

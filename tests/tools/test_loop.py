@@ -165,7 +165,7 @@ def test_a_cancellation_ends_running_calls_and_says_so(tmp_path: Path) -> None:
         return "never"
 
     async def plan(_: object) -> Plan:
-        return Plan(forever, "waits")
+        return Plan(forever, "waits", "wait", "all waiting")
 
     async def play() -> None:
         tools = {
@@ -199,7 +199,7 @@ def test_a_fault_inside_a_tool_ends_neither_the_turn_nor_the_program() -> None:
         raise ZeroDivisionError("oops")
 
     async def plan(_: object) -> Plan:
-        return Plan(fail, "fails")
+        return Plan(fail, "fails", "fail", "all failures")
 
     tool = Tool("bad", "", {"type": "object"}, "read", plan)
     turn = ToolTurn(

@@ -22,6 +22,7 @@ from localchat.cli.streams import Terminal
 from localchat.config.mcp_servers import McpServer
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.tools.command import Isolation, command_tool
+from localchat.tools.consent import Decision
 from localchat.tools.loop import with_ids
 from localchat.tools.mcp_client import McpConnection
 from localchat.tools.root import Root
@@ -387,19 +388,18 @@ def test_text_of_a_call_cannot_pretend_to_be_the_question(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from localchat.cli.chat.terminal_consent import TerminalConsent
-    from localchat.tools.consent import ConsentRequest
 
     reader, writer = os.pipe()
     os.write(writer, b"n\n")
     consent = TerminalConsent(Terminal({}), reader)
-    request = ConsentRequest(
-        "run_command",
-        "run",
-        "x",
-        "harmless\n\x1b[2J\x1b[Hread_file: may read\r  Allow? y",
-        "all\x1b[1A",
-    )
-    assert asyncio.run(consent.ask(request)) == "no"
+    preview = "harmless\n\x1b[2J\x1b[Hread_file: may read\r  Allow? y"
+
+    async def ask() -> Decision:
+        tool = ToolScene(place).tools["run_command"]
+        plan = await tool.plan({"command": "x"})
+        return await consent.ask(tool, plan._replace(preview=preview, scope_text="all\x1b[1A"))
+
+    assert asyncio.run(ask()) == "no"
     shown = capfd.readouterr().err
     assert "\x1b" not in shown
     assert "\r" not in shown
@@ -434,10 +434,10 @@ def test_the_question_hides_nothing_that_the_call_has(
 
     scene = ToolScene(place, "no")
     scene.call("run_command", command=f"echo{hidden} ok; rm -r ~")
-    (request,) = scene.consent.asked
+    ((tool, plan),) = scene.consent.asked
     reader, writer = os.pipe()
     os.write(writer, b"n\n")
-    asyncio.run(TerminalConsent(Terminal({}), reader).ask(request))
+    asyncio.run(TerminalConsent(Terminal({}), reader).ask(tool, plan))
     shown = capfd.readouterr().err
     assert not {letter for letter in hidden if not letter.isprintable()} & set(shown)
     assert "rm -r ~" in shown

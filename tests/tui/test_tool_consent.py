@@ -1,6 +1,7 @@
 """Consent to tool calls on the screen, and calls in the transcript."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,19 +11,26 @@ from textual.pilot import Pilot
 
 from localchat.chat.conversation import ToolRun
 from localchat.session.blocks import ToolCallBlock
-from localchat.tools.consent import ConsentRequest, Decision
+from localchat.tools.consent import Decision
+from localchat.tools.tool import Plan, Tool
 from localchat.tui.consent import ScreenConsent
 from localchat.tui.screens import consent
 from localchat.tui.transcript.block_rows import block_rows
 from tests.support.tui_stage import Stage, play, until
 
-EDIT = ConsentRequest(
-    "edit_file",
-    "write",
+
+async def never(_: object) -> Any:
+    raise AssertionError("the question does not run the call")
+
+
+PLAN = Plan(
+    partial(never, None),
     "edit notes.md",
-    "--- notes.md\n+++ notes.md\n@@ -1 +1 @@\n-from 9\n+from 8\x1b[2J",
+    "edit",
     "all edits of notes.md",
+    "--- notes.md\n+++ notes.md\n@@ -1 +1 @@\n-from 9\n+from 8\x1b[2J",
 )
+EDIT = (Tool("edit_file", "", {}, "write", never), PLAN)
 
 
 def rows_of(block: ToolCallBlock, *, is_open: bool = False) -> str:
@@ -48,25 +56,12 @@ def _calm(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_key_decides(tmp_path: Path, keys: list[str], decision: Decision) -> None:
     async def steps(pilot: Pilot[int]) -> None:
-        asked = asyncio.create_task(ScreenConsent(pilot.app).ask(EDIT))
+        asked = asyncio.create_task(ScreenConsent(pilot.app).ask(*EDIT))
         await until(pilot, lambda: isinstance(pilot.app.screen, consent.ConsentScreen))
         shown = str(pilot.app.screen.query_one("#preview Static").visual)  # type: ignore[attr-defined]
         assert "+from 8" in shown and "\x1b" not in shown
         await pilot.press(*keys)
         assert await asked == decision
-
-    play(Stage(tmp_path), steps)
-
-
-def test_without_a_scope_only_this_call_can_be_allowed(tmp_path: Path) -> None:
-    async def steps(pilot: Pilot[int]) -> None:
-        request = EDIT._replace(scope_text="")
-        asked = asyncio.create_task(ScreenConsent(pilot.app).ask(request))
-        await until(pilot, lambda: isinstance(pilot.app.screen, consent.ConsentScreen))
-        await pilot.press("s")
-        assert not asked.done()
-        await pilot.press("y")
-        assert await asked == "once"
 
     play(Stage(tmp_path), steps)
 
@@ -77,7 +72,7 @@ def test_keys_of_somebody_who_still_types_are_no_answer(
     monkeypatch.setattr(consent, "_CALM_S", 3600.0)
 
     async def steps(pilot: Pilot[int]) -> None:
-        asked = asyncio.create_task(ScreenConsent(pilot.app).ask(EDIT))
+        asked = asyncio.create_task(ScreenConsent(pilot.app).ask(*EDIT))
         await until(pilot, lambda: isinstance(pilot.app.screen, consent.ConsentScreen))
         await pilot.press(*"yes no", "enter")
         assert not asked.done()
@@ -95,7 +90,7 @@ def test_a_key_after_a_pause_is_an_answer(tmp_path: Path, monkeypatch: pytest.Mo
 
     async def steps(pilot: Pilot[int]) -> None:
         for keys, decision in ((("y",), "once"), (("down", "enter"), "session")):
-            asked = asyncio.create_task(ScreenConsent(pilot.app).ask(EDIT))
+            asked = asyncio.create_task(ScreenConsent(pilot.app).ask(*EDIT))
             await until(pilot, lambda: isinstance(pilot.app.screen, consent.ConsentScreen))
             clock.now += 0.1
             await pilot.press("o", "y", "enter")

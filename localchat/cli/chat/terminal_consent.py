@@ -9,7 +9,8 @@ from typing import Final
 
 from localchat.cli.streams import Terminal
 from localchat.sanitize import sanitize_line
-from localchat.tools.consent import EFFECTS, ConsentRequest, Decision
+from localchat.tools.consent import EFFECTS, Decision
+from localchat.tools.tool import Plan, Tool
 
 _ANSWERS: Final[dict[str, Decision]] = {
     **dict.fromkeys(("y", "yes", "once"), "once"),
@@ -28,24 +29,22 @@ class TerminalConsent:
         self._handle = handle
         self._turn = asyncio.Lock()
 
-    async def ask(self, request: ConsentRequest) -> Decision:
+    async def ask(self, tool: Tool, plan: Plan) -> Decision:
         """Print the call, and read lines until one is a decision."""
         async with self._turn:
             write = self._terminal.print_line
-            write(f"{sanitize_line(request.tool)}: may {EFFECTS[request.effect]}")
+            write(f"{sanitize_line(tool.name)}: may {EFFECTS[tool.effect]}")
             # A bar marks each line, so that no text of the model looks like a question of ours.
-            for line in (request.preview or request.title).split("\n"):
+            for line in (plan.preview or plan.title).split("\n"):
                 write(f"  │ {sanitize_line(line)}")
-            choices = "y = yes, n = no, never"
-            if request.scope_text:
-                choices = f"y = yes, s = {sanitize_line(request.scope_text)}, n = no, never"
+            choices = f"y = yes, s = {sanitize_line(plan.scope_text)}, n = no, never"
             # Text that was typed before the question is no answer to it.
             with suppress(termios.error):
                 termios.tcflush(self._handle, termios.TCIFLUSH)
             while True:
                 self._terminal.prompt(f"  Allow? ({choices}) ")
                 decision = _ANSWERS.get((await self._line()).strip().lower())
-                if decision is not None and (decision != "session" or request.scope_text):
+                if decision is not None:
                     return decision
 
     async def _line(self) -> str:

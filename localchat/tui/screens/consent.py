@@ -13,7 +13,8 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from localchat.sanitize import sanitize_line
-from localchat.tools.consent import EFFECTS, ConsentRequest, Decision
+from localchat.tools.consent import EFFECTS, Decision
+from localchat.tools.tool import Plan, Tool
 
 _CALM_S: Final = 0.7
 """Pause before a key that is an answer. Without one, the user is still typing something else."""
@@ -33,31 +34,30 @@ class ConsentScreen(ModalScreen[Decision]):
         Binding("pageup", "scroll_preview(-1)", show=False, priority=True),
     ]
 
-    def __init__(self, request: ConsentRequest) -> None:
+    def __init__(self, tool: Tool, plan: Plan) -> None:
         super().__init__()
-        self._request = request
+        self._preview = plan.preview or plan.title
         self._last_key_s = time.monotonic()
         self._pause_s = 0.0
         """Time without a key before the last one."""
-        effect, _, about_undo = EFFECTS[request.effect].partition("; ")
-        self._title = f"{sanitize_line(request.tool)} may {effect}"
+        effect, _, about_undo = EFFECTS[tool.effect].partition("; ")
+        self._title = f"{sanitize_line(tool.name)} may {effect}"
         allow = "y  Allow this call"
         if about_undo:
             allow += f"; {about_undo}"
-        self._answers: dict[Decision, str] = {"once": allow}
-        if request.scope_text:
-            scope = sanitize_line(request.scope_text)
-            self._answers["session"] = f"s  Allow {scope} from now on"
-        self._answers["no"] = "n  Refuse this call"
-        self._answers["never"] = "   Refuse all such calls in this conversation"
+        self._answers: dict[Decision, str] = {
+            "once": allow,
+            "session": f"s  Allow {sanitize_line(plan.scope_text)} from now on",
+            "no": "n  Refuse this call",
+            "never": "   Refuse all such calls in this conversation",
+        }
 
     def compose(self) -> ComposeResult:
-        request = self._request
         with Vertical(id="dialog", classes="-small -consent") as box:
             box.border_title = Content(self._title)
             box.border_subtitle = Content("Enter choose · PgUp PgDn scroll · Esc refuse")
             with VerticalScroll(id="preview", can_focus=False):
-                yield Static(_colored(request.preview or request.title), markup=False)
+                yield Static(_colored(self._preview), markup=False)
             yield OptionList(
                 *(Option(Content(text), id=decision) for decision, text in self._answers.items()),
                 id="answers",
@@ -82,7 +82,7 @@ class ConsentScreen(ModalScreen[Decision]):
     def action_decide(self, decision: Decision) -> None:
         # A click has no key before it, so the time since the last key counts as well.
         pause_s = max(self._pause_s, time.monotonic() - self._last_key_s)
-        if pause_s >= _CALM_S and decision in self._answers:
+        if pause_s >= _CALM_S:
             self.dismiss(decision)
 
     def action_scroll_preview(self, pages: int) -> None:
