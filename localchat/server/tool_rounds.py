@@ -113,7 +113,7 @@ class ToolRounds:
         """Run calls in a task of their own, which ends with the request."""
         # The client sees the outcome only, so reports are dropped.
         turn = self._tools.turn
-        running = _RunningCalls(asyncio.ensure_future(turn.run(calls, lambda report: None)))
+        running = _RunningCalls(asyncio.ensure_future(turn.run(calls, lambda *_: None)))
         self._tracked.attach(running)
         results = await running.task
         # The loop of the chat ends normally after a cancellation.

@@ -9,6 +9,7 @@ import msgspec
 from localchat.chat.conversation import Node, ToolRun
 from localchat.config.paths import expand_home
 from localchat.engine.interface import Engine
+from localchat.engine.request import CalledTool
 from localchat.errors import LocalchatError, UsageError
 from localchat.session.blocks import ToolCallBlock
 from localchat.session.interface import Session
@@ -18,7 +19,7 @@ from localchat.session.view import call_id
 if TYPE_CHECKING:
     from localchat.tools.consent import Consent
     from localchat.tools.journal import Journal
-    from localchat.tools.loop import CallReport, ToolTurn
+    from localchat.tools.loop import ToolTurn
     from localchat.tools.tool import Effect
     from localchat.tools.toolset import Toolset
 
@@ -127,20 +128,16 @@ class SessionTools:
         if message.content != answer.message.content:
             session.view.remove(answer.id)
         answer = msgspec.structs.replace(answer, message=message)
-        calls = turn.calls(answer.message)
-        if not calls:
+        calls = answer.message.tool_calls
+        if turn.exhausted or not calls:
             return None
         conversation.put(answer)
         session.recorder.changed(answer)
         numbers = {call.id: number for number, call in enumerate(calls)}
 
-        def show(report: "CallReport") -> None:
-            call = report.call
-            run = ToolRun(report.state, report.title, report.seconds, len(report.text))
+        def show(call: CalledTool, run: ToolRun, text: str) -> None:
             id_ = call_id(answer.id, numbers[call.id])
-            session.view.put(
-                ToolCallBlock(id_, call.name, call.arguments, run=run, result=report.text)
-            )
+            session.view.put(ToolCallBlock(id_, call.name, call.arguments, run=run, result=text))
 
         self.journal().begin(conversation.id, answer.id)
         self._running = asyncio.create_task(turn.run(calls, show))

@@ -2,12 +2,12 @@
 
 The front end sends the requests, because it streams and shows them:
 
-    turn = ToolTurn(toolset, approvals, …)
+    turn = ToolTurn(toolset.tools, approvals, …)
     while True:
-        answer = … generate(turn.offer(messages)) …
-        if not (calls := turn.calls(answer)):
+        answer = turn.recorded(… generate(turn.offer(messages)) …)
+        if turn.exhausted or not answer.tool_calls:
             break
-        results = await turn.run(calls, report)
+        results = await turn.run(answer.tool_calls, report)
 
 Results are text. The engine never reads control tokens in the text of a message.
 """
@@ -30,7 +30,8 @@ from localchat.suggestions import did_you_mean
 from localchat.tools.consent import Approvals, Refused
 from localchat.tools.tool import NothingToDo, Plan, Tool, ToolError, bounded, parsed_arguments
 
-CallState: TypeAlias = Literal["asking", "running", "done", "failed", "refused"]
+Report: TypeAlias = Callable[[CalledTool, ToolRun, str], None]
+"""Shows the state of a call, with its result or its error once it has ended. No text is sanitized."""
 _CHANGES: Final = ("write", "run")
 """Effects that may change what other calls read."""
 MAX_CALLS: Final = 16
@@ -55,19 +56,6 @@ NO_MORE_CALLS: Final = (
 )
 """Appended to the last result, so that the model does not announce another call."""
 STOPPED: Final = "This call was not finished: the user stopped it."
-
-
-class CallReport(NamedTuple):
-    """The state of a call, for the front end. No text is sanitized."""
-
-    call: CalledTool
-    state: CallState
-    title: str = ""
-    """The call on one line. Empty until its arguments are known to be valid."""
-    seconds: float = 0.0
-    """Time that it ran, without the time of the consent."""
-    text: str = ""
-    """The result, or the error."""
 
 
 class CallResult(NamedTuple):
@@ -112,8 +100,11 @@ class ToolTurn:
         """Tools that read whose calls the last round repeated. The next answer cannot call them."""
         self._has_repeated = False
         """Whether any round only repeated calls."""
-        self._results: dict[str, tuple[CallState, str]] = {}
-        """State and result by name and arguments. A call that may change anything clears them."""
+        self._earlier: dict[str, CallResult] = {}
+        """Results by name and arguments. A call that may change anything clears them."""
+        self._results: dict[str, CallResult] = {}
+        """Results of the answer whose calls run, by the id of the call."""
+        self._report: Report = lambda call, run, text: None
 
     @property
     def exhausted(self) -> bool:
@@ -190,12 +181,6 @@ class ToolTurn:
             bind_arguments=True,
         )
 
-    def calls(self, answer: Message) -> tuple[CalledTool, ...]:
-        """Return the calls to run. `with_ids` must have given each an id of its own."""
-        if self.exhausted:
-            return ()
-        return answer.tool_calls
-
     def recorded(self, answer: Message) -> Message:
         """Return an answer with ids, and without advice to make its calls."""
         answer = with_ids(answer)
@@ -204,17 +189,52 @@ class ToolTurn:
             return msgspec.structs.replace(answer, content="")
         return answer
 
-    async def run(
-        self, calls: Sequence[CalledTool], report: Callable[[CallReport], None]
-    ) -> tuple[CallResult, ...]:
+    async def run(self, calls: Sequence[CalledTool], report: Report) -> tuple[CallResult, ...]:
         """Run the calls of one answer, and return a result for each, in order.
 
-        Reading calls run together; the others run one by one. A cancellation stops the calls that run, and
-        ends normally with results that say so.
+        `recorded` must have given each an id of its own. Reading calls run together; the others run one by one.
+        A cancellation stops the calls that run, and ends normally with results that say so.
         """
         self.rounds += 1
         self._announced = ""
-        repeats = all(_key(call) in self._results for call in calls)
+        self._note_repeats(calls)
+        self._results = {}
+        self._report = report
+        readers: list[asyncio.Task[None]] = []
+        try:
+            for number, call in enumerate(calls):
+                tool = self._tools.get(call.name)
+                changes = tool is None or tool.effect in _CHANGES
+                if changes:
+                    await asyncio.gather(*readers)
+                    readers = []
+                plan = await self._planned(call, tool, number)
+                if plan is None or tool is None:
+                    continue
+                if changes:
+                    await self._execute(call, tool, plan)
+                else:
+                    readers.append(asyncio.create_task(self._execute(call, tool, plan)))
+            await asyncio.gather(*readers)
+        except asyncio.CancelledError:
+            for task in readers:
+                task.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+        for call in calls:
+            if call.id not in self._results:
+                self._finish(call, Refused(STOPPED))
+        results = [self._results[call.id] for call in calls]
+        last = results[-1]
+        self._has_failed = last.run.state == "failed"
+        if self.exhausted:
+            content = last.message.content + NO_MORE_CALLS
+            message = msgspec.structs.replace(last.message, content=content)
+            results[-1] = last._replace(message=message)
+        return tuple(results)
+
+    def _note_repeats(self, calls: Sequence[CalledTool]) -> None:
+        """Leave the tools of an answer that only repeats calls out of the next one, or end the calls."""
+        repeats = all(_key(call) in self._earlier for call in calls)
         self._repeated = frozenset()
         if repeats:
             # A small model repeats a call that found nothing. Another tool may find it. A repeated edit needs
@@ -226,53 +246,9 @@ class ToolTurn:
         if repeats and (self._has_repeated or self._tools.keys() <= self._repeated):
             self._loops = True
         self._has_repeated = self._has_repeated or repeats
-        results: dict[str, CallResult] = {}
-        readers: list[asyncio.Task[None]] = []
 
-        async def execute(call: CalledTool, tool: Tool, plan: Plan) -> None:
-            results[call.id] = await self._executed(call, tool, plan, report)
-
-        try:
-            for number, call in enumerate(calls):
-                tool = self._tools.get(call.name)
-                changes = tool is None or tool.effect in _CHANGES
-                if changes:
-                    await asyncio.gather(*readers)
-                    readers = []
-                planned = await self._planned(call, tool, number, report)
-                if isinstance(planned, CallResult):
-                    results[call.id] = planned
-                elif tool is not None and changes:
-                    await execute(call, tool, planned)
-                elif tool is not None:
-                    readers.append(asyncio.create_task(execute(call, tool, planned)))
-            await asyncio.gather(*readers)
-        except asyncio.CancelledError:
-            for task in readers:
-                task.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
-        stopped = ToolError(STOPPED)
-        ordered = [
-            results.get(call.id) or self._finished(call, "refused", "", 0.0, stopped, report)
-            for call in calls
-        ]
-        self._has_failed = ordered[-1].run.state == "failed"
-        if self.exhausted:
-            last = ordered[-1]
-            content = last.message.content + NO_MORE_CALLS
-            ordered[-1] = last._replace(
-                message=msgspec.structs.replace(last.message, content=content)
-            )
-        return tuple(ordered)
-
-    async def _planned(
-        self,
-        call: CalledTool,
-        tool: Tool | None,
-        number: int,
-        report: Callable[[CallReport], None],
-    ) -> Plan | CallResult:
-        """Check a call and ask for consent. Return a result if the call does not run."""
+    async def _planned(self, call: CalledTool, tool: Tool | None, number: int) -> Plan | None:
+        """Check a call and ask for consent. Return None if the call does not run."""
         title = ""
         try:
             if number >= MAX_CALLS:
@@ -282,63 +258,64 @@ class ToolTurn:
                     f"there is no tool {call.name!r}",
                     hint=did_you_mean(call.name, self._tools),
                 )
-            if (before := self._results.get(_key(call))) is not None:
-                state, text = before
-                return self._finished(call, state, title, 0.0, f"{text}\n\n{_REPEATED}", report)
+            if (before := self._earlier.get(_key(call))) is not None:
+                text = f"{before.message.content}\n\n{_REPEATED}"
+                self._add_result(call, ToolRun(before.run.state, characters=len(text)), text)
+                return None
             plan = await tool.plan(parsed_arguments(call.arguments))
             title = plan.title
-            report(CallReport(call, "asking", title))
+            self._report(call, ToolRun("asking", title), "")
             await self._approvals.require(tool, plan)
-        except NothingToDo as problem:
-            text = str(problem)
-            self._results.setdefault(_key(call), ("done", text))
-            return self._finished(call, "done", title, 0.0, text, report)
-        except Refused as problem:
-            return self._finished(call, "refused", title, 0.0, problem, report)
-        except LocalchatError as problem:
-            return self._finished(call, "failed", title, 0.0, problem, report)
+        except Exception as problem:  # noqa: BLE001 - see _execute
+            self._finish(call, problem, title)
+            return None
         return plan
 
-    async def _executed(
-        self, call: CalledTool, tool: Tool, plan: Plan, report: Callable[[CallReport], None]
-    ) -> CallResult:
+    async def _execute(self, call: CalledTool, tool: Tool, plan: Plan) -> None:
         """Run a planned call."""
-        report(CallReport(call, "running", plan.title))
+        self._report(call, ToolRun("running", plan.title), "")
         began_s = time.monotonic()
-        state: CallState = "failed"
-        outcome: str | LocalchatError
+        outcome: str | Exception
         try:
             outcome = await plan.run()
-            state = "done"
-        except LocalchatError as problem:
-            outcome = problem
         except Exception as problem:  # noqa: BLE001 - a tool's fault must not end the conversation
-            outcome = ToolError(f"{call.name} failed: {type(problem).__name__}: {problem}")
+            outcome = problem
         if tool.effect in _CHANGES:
             # Earlier results may be out of date.
-            self._results.clear()
-        seconds = time.monotonic() - began_s
-        return self._finished(call, state, plan.title, seconds, outcome, report)
+            self._earlier.clear()
+        self._finish(call, outcome, plan.title, time.monotonic() - began_s)
 
-    def _finished(
-        self,
-        call: CalledTool,
-        state: CallState,
-        title: str,
-        seconds: float,
-        outcome: str | LocalchatError,
-        report: Callable[[CallReport], None],
-    ) -> CallResult:
-        if isinstance(outcome, LocalchatError):
-            text = f"Error: {outcome}"
-        else:
-            text = outcome or "(no output)"
-        report(CallReport(call, state, title, seconds, text))
-        message = Message("tool", bounded(text, self._limit), tool_call_id=call.id, name=call.name)
+    def _finish(
+        self, call: CalledTool, outcome: str | Exception, title: str = "", seconds: float = 0.0
+    ) -> None:
+        """Report a call that has ended, with its output or the reason why it has none."""
+        state: Literal["done", "failed", "refused"] = "failed"
+        match outcome:
+            case str():
+                state = "done"
+                text = outcome or "(no output)"
+            case NothingToDo():
+                state = "done"
+                text = str(outcome)
+            case Refused():
+                state = "refused"
+                text = f"Error: {outcome}"
+            case LocalchatError():
+                text = f"Error: {outcome}"
+            case _:
+                text = f"Error: {call.name} failed: {type(outcome).__name__}: {outcome}"
+        result = self._add_result(call, ToolRun(state, title, seconds, len(text)), text)
         tool = self._tools.get(call.name)
-        if tool is None or tool.effect not in _CHANGES or state == "failed":
-            self._results.setdefault(_key(call), (state, message.content))
-        return CallResult(message, ToolRun(state, title, seconds, len(text)))
+        has_changed = tool is not None and tool.effect in _CHANGES and state != "failed"
+        if isinstance(outcome, NothingToDo) or not has_changed:
+            self._earlier.setdefault(_key(call), result)
+
+    def _add_result(self, call: CalledTool, run: ToolRun, text: str) -> CallResult:
+        """Report a call that has ended, and store its result for the model."""
+        self._report(call, run, text)
+        message = Message("tool", bounded(text, self._limit), tool_call_id=call.id, name=call.name)
+        result = self._results[call.id] = CallResult(message, run)
+        return result
 
 
 def refused_call(call: CalledTool, sentence: str) -> CallResult:

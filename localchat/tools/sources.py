@@ -32,7 +32,10 @@ def page_tool(*, offline: bool) -> Tool:
     async def plan(arguments: FetchArguments) -> Plan:
         if offline:
             raise ToolError("pages cannot be fetched, because offline is set")
-        host = urlsplit(arguments.url).hostname or ""
+        try:
+            host = urlsplit(arguments.url).hostname or ""
+        except ValueError as problem:
+            raise ToolError(f"{arguments.url} is not an address: {problem}") from problem
         return Plan(
             lambda: asyncio.to_thread(_page, arguments.url),
             arguments.url,

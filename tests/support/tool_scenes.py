@@ -13,7 +13,7 @@ from localchat.tools.command import command_tool
 from localchat.tools.consent import Approvals, Decision
 from localchat.tools.files import editing_tool, reading_tools
 from localchat.tools.journal import Journal
-from localchat.tools.loop import CallReport, CallResult, ToolTurn
+from localchat.tools.loop import CallResult, ToolTurn
 from localchat.tools.root import Root
 from localchat.tools.sources import page_tool
 from localchat.tools.tool import Effect, Plan, Tool
@@ -65,7 +65,6 @@ class ToolScene:
         self.consent = ScriptedConsent(list(decisions or ("once",)))
         approvals = Approvals(None if nobody else self.consent, allowed)
         self.turn = ToolTurn(self.tools, approvals, max_rounds=max_rounds, context_tokens=8192)
-        self.reports: list[CallReport] = []
 
     def call(self, name: str, **arguments: object) -> CallResult:
         """Run one call, and return its result."""
@@ -75,7 +74,7 @@ class ToolScene:
     def calls(self, *calls: tuple[str, str]) -> tuple[CallResult, ...]:
         """Run calls of one answer, as name and JSON."""
         called = [CalledTool(name, text, f"id{n}") for n, (name, text) in enumerate(calls)]
-        return done(self.turn.run(called, self.reports.append))
+        return done(self.turn.run(called, lambda *_: None))
 
     def text(self, name: str, **arguments: object) -> str:
         return self.call(name, **arguments).message.content

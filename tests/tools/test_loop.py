@@ -7,7 +7,7 @@ import pytest
 
 from localchat.engine.request import CalledTool, Message, Messages
 from localchat.tools.consent import Approvals
-from localchat.tools.loop import MAX_CALLS, STOPPED, CallReport, ToolTurn, with_ids
+from localchat.tools.loop import MAX_CALLS, STOPPED, ToolTurn, with_ids
 from localchat.tools.tool import Plan, Tool, bounded
 from tests.support.tool_scenes import ToolScene, done
 
@@ -151,7 +151,7 @@ def test_after_the_last_round_no_tool_can_be_called(tmp_path: Path) -> None:
     assert "Now answer" in scene.text("list_folder")
     choices.append(scene.turn.offer(messages).tool_choice)
     assert choices == ["auto", "none"]
-    assert scene.turn.calls(Message("assistant", tool_calls=(CalledTool("x", "{}"),))) == ()
+    assert ended(scene)
 
 
 def test_one_answer_runs_a_limited_number_of_calls(tmp_path: Path) -> None:
@@ -178,14 +178,16 @@ def test_a_cancellation_ends_running_calls_and_says_so(tmp_path: Path) -> None:
             max_rounds=3,
             context_tokens=100,
         )
-        reports: list[CallReport] = []
+        states: list[str] = []
         calls = [
             CalledTool("look", "{}", "1"),
             CalledTool("do", "{}", "2"),
             CalledTool("do", "{}", "3"),
         ]
-        task = asyncio.create_task(turn.run(calls, reports.append))
-        while not any(report.state == "running" for report in reports):
+        task = asyncio.create_task(
+            turn.run(calls, lambda call, run, text: states.append(run.state))
+        )
+        while "running" not in states:
             await asyncio.sleep(0)
         task.cancel()
         results = await task
@@ -201,12 +203,24 @@ def test_a_fault_inside_a_tool_ends_neither_the_turn_nor_the_program() -> None:
     async def plan(_: object) -> Plan:
         return Plan(fail, "fails", "fail", "all failures")
 
-    tool = Tool("bad", "", {"type": "object"}, "read", plan)
-    turn = ToolTurn(
-        {"bad": tool}, Approvals(None, frozenset({"read"})), max_rounds=3, context_tokens=1
-    )
-    (result,) = done(turn.run([CalledTool("bad", "{}", "1")], lambda report: None))
-    assert "ZeroDivisionError" in result.message.content
+    async def no_plan(_: object) -> Plan:
+        raise ZeroDivisionError("oops")
+
+    tools = {
+        "bad": Tool("bad", "", {"type": "object"}, "read", plan),
+        "worse": Tool("worse", "", {"type": "object"}, "read", no_plan),
+    }
+    turn = ToolTurn(tools, Approvals(None, frozenset({"read"})), max_rounds=3, context_tokens=1)
+    calls = [CalledTool("bad", "{}", "1"), CalledTool("worse", "{}", "2")]
+    for result in done(turn.run(calls, lambda *_: None)):
+        assert result.run.state == "failed"
+        assert "ZeroDivisionError" in result.message.content
+
+
+def test_an_address_that_is_none_is_an_error_of_the_call(tmp_path: Path) -> None:
+    result = ToolScene(tmp_path).call("fetch_page", url="http://[/")
+    assert result.run.state == "failed"
+    assert result.message.content == "Error: http://[/ is not an address: Invalid IPv6 URL"
 
 
 def test_a_long_result_is_cut_in_the_middle_with_a_note() -> None:

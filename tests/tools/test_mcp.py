@@ -183,7 +183,7 @@ def test_what_a_server_tells_the_model_gives_it_no_rights(tmp_path: Path) -> Non
             CalledTool("run_command", '{"command": "echo owned > a.txt"}', "3"),
             CalledTool("demo_act", '{"text": "x"}', "4"),
         ]
-        results = await turn.run(called, lambda report: None)
+        results = await turn.run(called, lambda *_: None)
         assert [result.run.state for result in results] == ["done", *["refused"] * 3]
         assert results[0].message.role == "tool"
         assert (tmp_path / "a.txt").read_text() == "alpha"
