@@ -13,16 +13,15 @@ import signal
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import httpx2
 
 from localchat.config.mcp_servers import McpServer, tool_name
 from localchat.errors import LocalchatError, UsageError, reason
 from localchat.sanitize import sanitize, sanitize_line
-from localchat.tools.tool import Effect, Plan, Tool, ToolError
+from localchat.tools.tool import Effect, Plan, Tool, ToolError, bounded
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -43,13 +42,15 @@ _MAX_CONCURRENT: Final = 8
 _MAX_RESOURCES: Final = 30
 _INHERITED: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "XDG_CACHE_HOME")
 _T = TypeVar("_T")
-MISSING: Final = "MCP servers need the package mcp, which is not installed"
+_Call: TypeAlias = "Callable[[Client, dict[str, Any]], Awaitable[str]]"
+"""Sends a call with these arguments, and returns the text of its result."""
 
 
 class McpConnection:
     """A connection to one server."""
 
-    def __init__(self, server: McpServer) -> None:
+    def __init__(self, server: McpServer, environ: Mapping[str, str], folder: Path) -> None:
+        """environ: the server gets a part of it. folder: its working folder."""
         self.server = server
         self.tools: list[Tool] = []
         self.own_names: dict[str, str] = {}
@@ -57,79 +58,82 @@ class McpConnection:
         self.prompts: list[str] = []
         """Names of the server's prompts."""
         self.problems: list[str] = []
+        self._environ = environ
+        self._folder = folder
         self._client: Client | None = None
+        self._failure: Exception | None = None
+        """Why the server was not connected, or why the connection ended."""
+        self._started = asyncio.Event()
+        """Set once the server is connected or has failed."""
         self._closing = asyncio.Event()
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
         self._task: asyncio.Task[None] | None = None
         self._ended = False
         """Whether the server's process has closed its output."""
-        self._ready: asyncio.Future[None] | None = None
         self._errors: deque[str] = deque(maxlen=3)
         """Last lines that the server wrote to stderr."""
 
-    async def open(self, environ: Mapping[str, str], folder: Path) -> None:
+    async def open(self) -> None:
         """Start the server and read its lists. Raises LocalchatError."""
         try:
             import mcp  # noqa: F401 - checks that it is installed
         except ImportError as problem:
             raise UsageError(
-                MISSING, hint="install it: pip install 'localchat-app[mcp]'"
+                "MCP servers need the package mcp, which is not installed",
+                hint="install it: pip install 'localchat-app[mcp]'",
             ) from problem
         # The SDK logs tracebacks about servers that send nonsense.
         logging.getLogger("mcp").setLevel(logging.CRITICAL)
         logging.getLogger("client").setLevel(logging.CRITICAL)
-        self._ready = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._own(environ, folder, self._ready))
-        await self._guarded(asyncio.shield(self._ready), _START_S)
+        self._task = asyncio.create_task(self._own())
+        await self._guarded(self._wait_for_start(), _START_S)
         await self._guarded(self._read_lists(), _START_S)
 
-    async def _own(
-        self, environ: Mapping[str, str], folder: Path, ready: "asyncio.Future[None]"
-    ) -> None:
+    async def _wait_for_start(self) -> None:
+        await self._started.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _own(self) -> None:
         """Hold the connection open until `close`."""
         from mcp import MCPError
 
-        failure: Exception = ToolError(f"{self.server.name} was stopped")
         try:
             if self.server.url:
-                await self._hold(_http(self.server, environ), "auto", ready)
+                await self._hold(self._http(), "auto")
                 return
             # The SDK first sends a request of the newest protocol. Many servers ignore it, and each start
             # would wait ten seconds for the answer.
             for mode in ("legacy", "auto"):
                 self._ended = False
-                transport = _stdio(self.server, environ, folder, self._errors, self._on_end)
                 try:
-                    await self._hold(transport, mode, ready)
+                    await self._hold(self._stdio(), mode)
                 except Exception as problem:
                     is_refusal = isinstance(_innermost(problem), MCPError)
-                    if mode == "auto" or ready.done() or not is_refusal:
+                    if mode == "auto" or self._started.is_set() or not is_refusal:
                         raise
                 else:
                     return
         except Exception as problem:  # noqa: BLE001 - whatever a server causes in the SDK
-            failure = problem
+            self._failure = problem
         finally:
             self._client = None
-            if not ready.done():
-                ready.set_exception(failure)
-                ready.exception()  # read once, in case no caller waits any more
+            self._started.set()
 
-    async def _hold(self, transport: Any, mode: str, ready: "asyncio.Future[None]") -> None:  # noqa: ANN401
-        """Connect, report that in `ready`, and wait for `close`. mode: handshake, as the SDK names it."""
+    async def _hold(self, transport: Any, mode: str) -> None:  # noqa: ANN401
+        """Connect, and wait for `close`. mode: handshake, as the SDK names it."""
         from mcp import Client
 
         async with Client(transport, mode=mode) as client:
             self._client = client
-            if not ready.done():
-                ready.set_result(None)
+            self._started.set()
             await self._closing.wait()
 
     async def close(self) -> None:
         """Stop the server. Idempotent."""
         self._closing.set()
         if self._task is not None:
-            if self._ready is not None and not self._ready.done():
+            if not self._started.is_set():
                 self._task.cancel()  # it waits for a server that never answered
             with suppress(TimeoutError, asyncio.CancelledError):
                 await asyncio.wait_for(self._task, 5.0)
@@ -146,11 +150,6 @@ class McpConnection:
             raise
         except Exception as problem:
             raise ToolError(f"{name} failed: {self._cause(problem)}") from problem
-
-    async def _called(self, call: Callable[["Client"], Awaitable[_T]]) -> _T:
-        """Send a call when one of the slots is free. Raises ToolError."""
-        async with self._slots:
-            return await self._guarded(call(self._session), self.server.timeout_s)
 
     def _cause(self, problem: BaseException) -> str:
         import pydantic
@@ -171,9 +170,6 @@ class McpConnection:
         """Whether calls can be sent."""
         return self._client is not None and not self._ended
 
-    def _on_end(self) -> None:
-        self._ended = True
-
     @property
     def _session(self) -> "Client":
         if self._client is None or self._ended:
@@ -184,21 +180,19 @@ class McpConnection:
         client = self._session
         capabilities = client.server_capabilities
         cursor: str | None = None
-        for page in range(_MAX_PAGES):
+        for _ in range(_MAX_PAGES):
             listed = await client.list_tools(cursor=cursor)
             for tool in listed.tools:
                 self._add(tool)
             cursor = listed.next_cursor
             if not cursor or len(self.tools) >= _MAX_TOOLS:
                 break
-            if page == _MAX_PAGES - 1:
-                self.problems.append(
-                    f"MCP server {self.server.name}: its list of tools does not end"
-                )
+        else:
+            self.problems.append(f"MCP server {self.server.name}: its list of tools does not end")
         if capabilities.resources is not None:
             resources = (await client.list_resources()).resources[:_MAX_RESOURCES]
             if resources:
-                self.tools.append(self._resource_tool([str(item.uri) for item in resources]))
+                self._add_resources([str(item.uri) for item in resources])
         if capabilities.prompts is not None:
             prompts = (await client.list_prompts()).prompts
             self.prompts = [sanitize_line(item.name[:100]) for item in prompts[:_MAX_RESOURCES]]
@@ -210,55 +204,165 @@ class McpConnection:
                 f"MCP server {self.server.name}: the tool {sanitize_line(tool.name[:40])} is left out"
             )
             return
-        annotations = tool.annotations
-        reads = self.server.trusted and annotations is not None and annotations.read_only_hint
-        effect: Effect = "read" if reads else "run"
-        schema = _safe_schema(tool.input_schema)
-        description = sanitize((tool.description or "")[:_MAX_DESCRIPTION])
-        plan = partial(self._plan, name, tool.name, schema)
-        self.tools.append(Tool(name, description, schema, effect, plan))
-        self.own_names[name] = tool.name
 
-    async def _plan(
-        self, name: str, server_name: str, schema: Mapping[str, Any], arguments: Mapping[str, Any]
-    ) -> Plan:
-        missing = [key for key in schema.get("required", ()) if key not in arguments]
-        if missing:
-            raise ToolError(f"{name} needs {', '.join(map(str, missing))}")
-        preview = json.dumps(arguments, ensure_ascii=False, indent=2)
-        title = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-
-        async def run() -> str:
-            result = await self._called(
-                lambda client: client.call_tool(server_name, dict(arguments))
-            )
+        async def call(client: "Client", arguments: dict[str, Any]) -> str:
+            result = await client.call_tool(tool.name, arguments)
             text = _text(result.content)
             if result.is_error:
                 raise ToolError(text or f"{name} failed")
             return text
 
-        return Plan(run, title, f"mcp {name}", f"all calls of {name}", preview)
+        annotations = tool.annotations
+        is_reading = annotations is not None and bool(annotations.read_only_hint)
+        description = sanitize((tool.description or "")[:_MAX_DESCRIPTION])
+        self._offer(name, description, _safe_schema(tool.input_schema), call, reads=is_reading)
+        self.own_names[name] = tool.name
 
-    def _resource_tool(self, uris: Sequence[str]) -> Tool:
-        name = f"{self.server.name}_read_resource"
+    def _add_resources(self, uris: Sequence[str]) -> None:
+        """Add the tool that reads resources."""
+
+        async def call(client: "Client", arguments: dict[str, Any]) -> str:
+            return _text((await client.read_resource(str(arguments["uri"]))).contents)
+
         listed = sanitize_line(", ".join(uris)[:_MAX_DESCRIPTION])
         schema = {
             "type": "object",
             "properties": {"uri": {"type": "string"}},
             "required": ["uri"],
         }
+        name = f"{self.server.name}_read_resource"
+        self._offer(name, f"Read a resource: {listed}", schema, call, reads=True)
+
+    def _offer(
+        self, name: str, description: str, schema: Mapping[str, Any], call: _Call, *, reads: bool
+    ) -> None:
+        """Add a tool. `reads`: whether the server declares it read-only."""
 
         async def plan(arguments: Mapping[str, Any]) -> Plan:
-            uri = str(arguments.get("uri", ""))
+            missing = [key for key in schema.get("required", ()) if key not in arguments]
+            if missing:
+                raise ToolError(f"{name} needs {', '.join(map(str, missing))}")
+            title = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            preview = json.dumps(arguments, ensure_ascii=False, indent=2)
 
             async def run() -> str:
-                result = await self._called(lambda client: client.read_resource(uri))
-                return _text(result.contents)
+                async with self._slots:
+                    answer = call(self._session, dict(arguments))
+                    return await self._guarded(answer, self.server.timeout_s)
 
-            return Plan(run, uri, f"mcp {name}", f"all calls of {name}")
+            return Plan(run, title, f"mcp {name}", f"all calls of {name}", preview)
 
-        effect: Effect = "read" if self.server.trusted else "run"
-        return Tool(name, f"Read a resource: {listed}", schema, effect, plan)
+        effect: Effect = "read" if self.server.trusted and reads else "run"
+        self.tools.append(Tool(name, description, schema, effect, plan))
+
+    @asynccontextmanager
+    async def _stdio(self) -> AsyncIterator[Any]:
+        """Run the server, and yield the streams of its messages.
+
+        The SDK's own transport has no limit for a message, and shows the server's stderr on the terminal.
+        """
+        import anyio
+        from mcp.shared.message import SessionMessage
+        from mcp.types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
+
+        server = self.server
+        environment = _environment(server, self._environ)
+        program = shutil.which(server.command, path=environment.get("PATH"))
+        if program is None:
+            raise UsageError(f"there is no program {server.command}")
+        process = await asyncio.create_subprocess_exec(
+            *(program, *server.args),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment,
+            cwd=self._folder,
+            limit=_MAX_MESSAGE,
+            start_new_session=True,
+        )
+        assert process.stdin and process.stdout and process.stderr
+        to_client, from_server = anyio.create_memory_object_stream[Any](0)
+        to_server, from_client = anyio.create_memory_object_stream[Any](0)
+        stdin = process.stdin
+        stdout = process.stdout
+        stderr = process.stderr
+
+        async def read() -> None:
+            async with to_client:
+                # A message above the limit raises ValueError, which ends the connection.
+                with suppress(ValueError, ConnectionError, anyio.BrokenResourceError):
+                    unasked = 0
+                    while (line := await stdout.readline()) and unasked < _MAX_UNASKED:
+                        unasked += 1
+                        try:
+                            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                        except ValueError:
+                            continue  # a line of a log, for example
+                        if isinstance(message, JSONRPCResponse | JSONRPCError):
+                            unasked = 0
+                        await to_client.send(SessionMessage(message))
+                self._ended = True  # before the calls that wait for an answer fail
+            if process.returncode is None:
+                _kill(process.pid)
+
+        async def write() -> None:
+            with suppress(ConnectionError):
+                async for item in from_client:
+                    text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    stdin.write(text.encode() + b"\n")
+                    await stdin.drain()
+
+        async def read_errors() -> None:
+            while piece := await stderr.read(4096):
+                lines = piece.decode("utf-8", "replace").splitlines()
+                # A traceback marks the place in a line by carets.
+                texts = [line for line in lines if line.strip("^~ \t")]
+                self._errors.extend(text[:200] for text in texts[-3:])
+
+        tasks = [asyncio.create_task(work()) for work in (read, write, read_errors)]
+        try:
+            yield from_server, to_server
+        finally:
+            stdin.close()
+            try:
+                # Closing stdin asks the server to end.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), 1.0)
+            finally:
+                # Also after a cancellation: no server outlives its connection.
+                _kill(process.pid)
+                for task in tasks:
+                    task.cancel()
+                for stream in (to_client, from_server, to_server, from_client):
+                    stream.close()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await process.wait()
+
+    @asynccontextmanager
+    async def _http(self) -> AsyncIterator[Any]:
+        """Connect by streamable HTTP, and yield the streams of the server's messages."""
+        from mcp.client.streamable_http import streamable_http_client
+
+        server = self.server
+        headers = dict(server.headers)
+        if server.key_env:
+            if not (key := self._environ.get(server.key_env, "")):
+                raise UsageError(f"the variable {server.key_env} is not set")
+            headers["Authorization"] = f"Bearer {key}"
+
+        async def bound(response: httpx2.Response) -> None:
+            response.stream = _BoundedBody(response.stream)
+
+        timeout = httpx2.Timeout(server.timeout_s)
+        async with (
+            httpx2.AsyncClient(
+                headers=headers, timeout=timeout, event_hooks={"response": [bound]}
+            ) as client,
+            streamable_http_client(
+                server.url, http_client=client, max_sse_event_size=_MAX_MESSAGE
+            ) as streams,
+        ):
+            yield streams
 
 
 def _innermost(problem: BaseException) -> BaseException:
@@ -278,10 +382,7 @@ def _text(parts: Sequence[Any]) -> str:
             texts.append(f"[{kind} {getattr(part, 'uri', '')} is left out]")
         else:
             texts.append(text)
-    joined = "\n".join(texts)
-    if len(joined) > _MAX_RESULT:
-        joined = f"{joined[:_MAX_RESULT]}\n[the server sent {len(joined):,} characters]"
-    return joined
+    return bounded("\n".join(texts), _MAX_RESULT)
 
 
 def _safe_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,102 +396,13 @@ def _safe_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     return dict(schema)
 
 
-def server_environment(server: McpServer, environ: Mapping[str, str]) -> dict[str, str]:
+def _environment(server: McpServer, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a server: what programs need, and the variables that it names."""
     missing = [name for name in server.env if name not in environ]
     if missing:
         raise UsageError(f"the variable {missing[0]} is not set", hint=f"export {missing[0]}=…")
     names = (*_INHERITED, *server.env)
     return {name: environ[name] for name in names if name in environ} | dict(server.values)
-
-
-@asynccontextmanager
-async def _stdio(
-    server: McpServer,
-    environ: Mapping[str, str],
-    folder: Path,
-    errors: deque[str],
-    on_end: Callable[[], None],
-) -> AsyncIterator[Any]:
-    """Run a server and yield the streams of its messages. `on_end` is called when its output ends.
-
-    The SDK's own transport has no limit for a message, and shows the server's stderr on the terminal.
-    """
-    import anyio
-    from mcp.shared.message import SessionMessage
-    from mcp.types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
-
-    environment = server_environment(server, environ)
-    program = shutil.which(server.command, path=environment.get("PATH"))
-    if program is None:
-        raise UsageError(f"there is no program {server.command}")
-    process = await asyncio.create_subprocess_exec(
-        *(program, *server.args),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-        cwd=folder,
-        limit=_MAX_MESSAGE,
-        start_new_session=True,
-    )
-    assert process.stdin and process.stdout and process.stderr
-    to_client, from_server = anyio.create_memory_object_stream[Any](0)
-    to_server, from_client = anyio.create_memory_object_stream[Any](0)
-    stdin = process.stdin
-    stdout = process.stdout
-    stderr = process.stderr
-
-    async def read() -> None:
-        async with to_client:
-            # A message above the limit raises ValueError, which ends the connection.
-            with suppress(ValueError, ConnectionError, anyio.BrokenResourceError):
-                unasked = 0
-                while (line := await stdout.readline()) and unasked < _MAX_UNASKED:
-                    unasked += 1
-                    try:
-                        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                    except ValueError:
-                        continue  # a line of a log, for example
-                    if isinstance(message, JSONRPCResponse | JSONRPCError):
-                        unasked = 0
-                    await to_client.send(SessionMessage(message))
-            on_end()  # before the calls that wait for an answer fail
-        if process.returncode is None:
-            _kill(process.pid)
-
-    async def write() -> None:
-        with suppress(ConnectionError):
-            async for item in from_client:
-                text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-                stdin.write(text.encode() + b"\n")
-                await stdin.drain()
-
-    async def read_errors() -> None:
-        while piece := await stderr.read(4096):
-            lines = piece.decode("utf-8", "replace").splitlines()
-            # A traceback marks the place in a line by carets.
-            texts = [line for line in lines if line.strip("^~ \t")]
-            errors.extend(text[:200] for text in texts[-3:])
-
-    tasks = [asyncio.create_task(work()) for work in (read, write, read_errors)]
-    try:
-        yield from_server, to_server
-    finally:
-        stdin.close()
-        try:
-            # Closing stdin asks the server to end.
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 1.0)
-        finally:
-            # Also after a cancellation: no server outlives its connection.
-            _kill(process.pid)
-            for task in tasks:
-                task.cancel()
-            for stream in (to_client, from_server, to_server, from_client):
-                stream.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await process.wait()
 
 
 def _kill(group: int) -> None:
@@ -414,29 +426,3 @@ class _BoundedBody(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-
-
-@asynccontextmanager
-async def _http(server: McpServer, environ: Mapping[str, str]) -> AsyncIterator[Any]:
-    """Connect to a server by streamable HTTP, and yield the streams of its messages."""
-    from mcp.client.streamable_http import streamable_http_client
-
-    headers = dict(server.headers)
-    if server.key_env:
-        if not (key := environ.get(server.key_env, "")):
-            raise UsageError(f"the variable {server.key_env} is not set")
-        headers["Authorization"] = f"Bearer {key}"
-
-    async def bound(response: httpx2.Response) -> None:
-        response.stream = _BoundedBody(response.stream)
-
-    timeout = httpx2.Timeout(server.timeout_s)
-    async with (
-        httpx2.AsyncClient(
-            headers=headers, timeout=timeout, event_hooks={"response": [bound]}
-        ) as client,
-        streamable_http_client(
-            server.url, http_client=client, max_sse_event_size=_MAX_MESSAGE
-        ) as streams,
-    ):
-        yield streams

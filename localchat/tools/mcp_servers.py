@@ -77,11 +77,11 @@ class McpServers:
                 raise ToolError(sentence)
             if connection is not None:
                 await self._connections.pop(name).close()
-            connection = McpConnection(self._servers[name])
+            connection = McpConnection(self._servers[name], self._environ, self._folder)
             self._connections[name] = connection
             opened = False
             try:
-                await connection.open(self._environ, self._folder)
+                await connection.open()
                 opened = True
             except LocalchatError as problem:
                 if self._closed:

@@ -378,7 +378,9 @@ def test_consent_for_the_session_covers_one_command_and_one_host_only(place: Pat
 
 def test_consent_for_a_command_covers_no_tool_of_a_server_with_its_name(place: Path) -> None:
     scene = ToolScene(place, "session", "no")
-    tool = McpConnection(McpServer("demo"))._resource_tool(["memo://today"])
+    connection = McpConnection(McpServer("demo"), {}, place)
+    connection._add_resources(["memo://today"])
+    (tool,) = connection.tools
     scene.tools[tool.name] = tool
     assert scene.call("run_command", command=f"mcp {tool.name}").run.state == "done"
     assert scene.call(tool.name, uri="memo://today").run.state == "refused"
