@@ -50,12 +50,12 @@ class Program(NamedTuple):
     title: str
     install: str
     """Command that installs it."""
-    min_context: int
-    """Context in tokens below which it cannot work: its instructions and tools, and room for a task."""
-    good_context: int
-    """Context that it gets where memory and model allow it."""
     start: Callable[[ServedModel, Path], Start]
     """Returns how to start it. The path is that of its temporary folder."""
+    min_context: int = 16_384
+    """Context in tokens below which it cannot work: its instructions and tools, and room for a task."""
+    good_context: int = 32_768
+    """Context that it gets where memory and model allow it."""
     removed: tuple[str, ...] = ()
     """Variables of the user that would lead it to another server."""
 
@@ -194,12 +194,8 @@ def _aider(served: ServedModel, folder: Path) -> Start:
         arguments=(
             *("--model", name, "--weak-model", name),
             *("--model-metadata-file", str(folder / "models.json")),
-            *(
-                "--no-show-model-warnings",
-                "--no-check-update",
-                "--no-show-release-notes",
-                "--no-analytics",
-            ),
+            *("--no-show-model-warnings", "--no-check-update"),
+            *("--no-show-release-notes", "--no-analytics"),
             *("--no-auto-commits", "--no-dirty-commits", "--no-gitignore"),
         ),
         environment={
@@ -214,12 +210,12 @@ PROGRAMS: Final[Mapping[str, Program]] = {
     program.name: program
     for program in (
         Program(
-            name="claude",
-            title="Claude Code",
-            install="npm install -g @anthropic-ai/claude-code",
+            "claude",
+            "Claude Code",
+            "npm install -g @anthropic-ai/claude-code",
+            _claude,
             min_context=32_768,
             good_context=65_536,
-            start=_claude,
             removed=(
                 "ANTHROPIC_API_KEY",
                 "CLAUDE_CODE_USE_BEDROCK",
@@ -227,46 +223,16 @@ PROGRAMS: Final[Mapping[str, Program]] = {
                 "CLAUDE_CODE_USE_FOUNDRY",
             ),
         ),
+        Program("codex", "Codex CLI", "npm install -g @openai/codex", _codex),
+        Program("opencode", "opencode", "npm install -g opencode-ai", _opencode),
+        Program("crush", "Crush", "npm install -g @charmland/crush", _crush),
+        Program("gptme", "gptme", "pipx install gptme", _gptme, removed=("OPENAI_API_BASE",)),
         Program(
-            name="codex",
-            title="Codex CLI",
-            install="npm install -g @openai/codex",
-            min_context=16_384,
-            good_context=32_768,
-            start=_codex,
-        ),
-        Program(
-            name="opencode",
-            title="opencode",
-            install="npm install -g opencode-ai",
-            min_context=16_384,
-            good_context=32_768,
-            start=_opencode,
-        ),
-        Program(
-            name="crush",
-            title="Crush",
-            install="npm install -g @charmland/crush",
-            min_context=16_384,
-            good_context=32_768,
-            start=_crush,
-        ),
-        Program(
-            name="gptme",
-            title="gptme",
-            install="pipx install gptme",
-            min_context=16_384,
-            good_context=32_768,
-            start=_gptme,
-            removed=("OPENAI_API_BASE",),
-        ),
-        Program(
-            name="aider",
-            title="aider",
-            install="pipx install --python python3.12 aider-chat",
+            "aider",
+            "aider",
+            "pipx install --python python3.12 aider-chat",
+            _aider,
             min_context=8_192,
-            good_context=32_768,
-            start=_aider,
         ),
     )
 }

@@ -272,7 +272,7 @@ def test_interrupts_go_to_the_program_and_its_signal_is_our_exit_code() -> None:
         "from pathlib import Path\n"
         "from localchat.cli.serving.agent_programs import ServedModel, Program, Start\n"
         "from localchat.cli.serving.launch import _start, _wait\n"
-        "program = Program('p', 'P', '', 0, 0, lambda served, folder: Start())\n"
+        "program = Program('p', 'P', '', lambda served, folder: Start())\n"
         "script = 'import signal,sys; print(1, flush=True); signal.pause()'\n"
         "served = ServedModel('u', 'k', 'm', 1)\n"
         "process = _start(program, [sys.executable, '-c', script], served, Path(), {})\n"
@@ -313,7 +313,7 @@ def test_a_server_that_dies_ends_the_program_and_its_log_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, reason: str, is_stubborn: bool
 ) -> None:
     monkeypatch.setattr("localchat.cli.serving.launch._EXIT_S", 0.01)
-    program = Program("p", "Agent P", "", 0, 0, lambda served, folder: Start())
+    program = Program("p", "Agent P", "", lambda served, folder: Start())
     script = "import signal, sys\n"
     if is_stubborn:
         script += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
