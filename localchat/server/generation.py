@@ -7,7 +7,7 @@ for clients that want only one.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -134,13 +134,9 @@ class AnswerWriter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTools:
-    """The tools that the server runs for one request."""
+    """The tools that the server runs for one request. A protocol adds what its formatter needs."""
 
     turn: "ToolTurn"
-    names: Mapping[str, object]
-    """The tools by the names that the model sees. Tools that the client runs are missing."""
-    variants: Callable[[Messages], Awaitable[list[Messages]]]
-    """Returns the variants of a conversation for the chat template, best first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class GenerationResponse:
             generation = Generation(lease.engine, spec, tracked, loop_guard=loop_guard)
             events: EventSource = generation.events
             if spec.tools is not None:
-                events = ToolRounds(generation, spec.tools, tracked).events
+                events = ToolRounds(generation, spec.tools.turn, tracked, lease).events
             try:
                 await generation.start()
             except LocalchatError as error:

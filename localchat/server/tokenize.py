@@ -121,12 +121,8 @@ async def responses_input_tokens(request: Request) -> Response:
     check_mcp_tools(translated.mcp, service.mcp.names)
     prompt = conversation(translated.chat, limits)
     if translated.mcp.tools:
-
-        async def variants(messages: Messages) -> list[Messages]:
-            return [messages]
-
         # The tools count as part of the prompt. No call runs.
-        _, prompt = await server_tools(translated.mcp, service.mcp, prompt, 1, 0, variants)
+        _, prompt = await server_tools(translated.mcp, service.mcp, prompt, 1, 0)
     return await _input_tokens(request, translated.chat, prompt)
 
 

@@ -16,18 +16,19 @@ from msgspec.structs import astuple, replace
 from localchat.engine.events import Usage
 from localchat.engine.request import CalledTool, GenerateRequest, Message, Messages
 from localchat.server.chat.content_blocks import ContentBlocks
+from localchat.server.chat.template_variants import template_variants
 from localchat.server.generation import (
     AnswerWriter,
     ChoiceEnd,
     Generation,
     OutputEvent,
-    ServerTools,
     ToolOutcome,
 )
+from localchat.server.leases import AsyncLease
 from localchat.server.tracker import TrackedRequest
 
 if TYPE_CHECKING:
-    from localchat.tools.loop import CallResult
+    from localchat.tools.loop import CallResult, ToolTurn
 
 log = logging.getLogger("localchat.server")
 
@@ -37,11 +38,14 @@ _CUT_OFF = "the answer ended before this call was complete"
 class ToolRounds:
     """The events of an answer and of those after its calls. The generation has one choice."""
 
-    def __init__(self, generation: Generation, tools: ServerTools, tracked: TrackedRequest) -> None:
+    def __init__(
+        self, generation: Generation, turn: "ToolTurn", tracked: TrackedRequest, lease: AsyncLease
+    ) -> None:
         """generation: the first round, which has started."""
         self._round = generation
-        self._tools = tools
+        self._turn = turn
         self._tracked = tracked
+        self._lease = lease
         self._spent = Usage(0, 0, 0, 0)
         """Usage of the earlier rounds."""
 
@@ -83,14 +87,14 @@ class ToolRounds:
 
     async def _next(self, blocks: ContentBlocks) -> tuple[list[OutputEvent], Messages | None]:
         """Run the calls of an answer. Return their outcomes, and the next prompt if another answer is due."""
-        turn = self._tools.turn
+        turn = self._turn
         assert blocks.end is not None
         called = [CalledTool(call.name, call.text, call.id) for call in blocks.calls]
         answer = Message("assistant", blocks.text, blocks.reasoning, tuple(called))
         is_spent = self._max_tokens(self._round.request) == 0
         if not is_spent and turn.must_answer(answer):
             return [], self._prompt(())
-        mine = [call for call in called if call.name in self._tools.names]
+        mine = [call for call in called if call.name in turn.tools]
         if not mine:
             return [], None
         numbers = {block.id: block.call for block in blocks.calls}
@@ -112,8 +116,7 @@ class ToolRounds:
     async def _run(self, calls: Sequence[CalledTool]) -> tuple["CallResult", ...]:
         """Run calls in a task of their own, which ends with the request."""
         # The client sees the outcome only, so reports are dropped.
-        turn = self._tools.turn
-        running = _RunningCalls(asyncio.ensure_future(turn.run(calls, lambda *_: None)))
+        running = _RunningCalls(asyncio.ensure_future(self._turn.run(calls, lambda *_: None)))
         self._tracked.attach(running)
         results = await running.task
         # The loop of the chat ends normally after a cancellation.
@@ -137,7 +140,7 @@ class ToolRounds:
         assert isinstance(prompt, Messages)
         # A choice that forces a call is met by the first answer.
         choice = "auto"
-        if prompt.tool_choice == "none" or self._tools.turn.exhausted:
+        if prompt.tool_choice == "none" or self._turn.exhausted:
             choice = "none"
         messages = (*prompt.messages, *added)
         return replace(prompt, messages=messages, tool_choice=choice, continue_last=False)
@@ -154,7 +157,7 @@ class ToolRounds:
         """Start the next round. Raises LocalchatError if the engine refuses it."""
         last = self._round.request
         last = replace(last, max_tokens=self._max_tokens(last))
-        variants = await self._tools.variants(prompt)
+        variants = await template_variants(self._lease, prompt)
         self._round = self._round.following([replace(last, prompt=variant) for variant in variants])
         await self._round.start()
 

@@ -31,7 +31,7 @@ from localchat.tools.consent import Approvals, Refused
 from localchat.tools.tool import NothingToDo, Plan, Tool, ToolError, bounded, parsed_arguments
 
 Report: TypeAlias = Callable[[CalledTool, ToolRun, str], None]
-"""Shows the state of a call, with its result or its error once it has ended. No text is sanitized."""
+"""Shows the state of a call, and its result or error. No text is sanitized."""
 _CHANGES: Final = ("write", "run")
 """Effects that may change what other calls read."""
 MAX_CALLS: Final = 16
@@ -79,7 +79,7 @@ class ToolTurn:
     ) -> None:
         """`max_rounds`: answers whose calls run. `context_tokens`: bounds the results. `forces_calls`: whether
         the engine can continue an answer with a call of a certain tool."""
-        self._tools = tools
+        self.tools = tools
         self._approvals = approvals
         self._max_rounds = max_rounds
         self._forces_calls = forces_calls
@@ -141,7 +141,7 @@ class ToolTurn:
         if answer.tool_calls or not self._has_failed:
             return False
         described = []
-        for name in self._tools.keys() - self._repeated:
+        for name in self.tools.keys() - self._repeated:
             pattern = re.compile(rf"\b{re.escape(name)}\b")
             if pattern.search(answer.content) and not pattern.search(self._question):
                 described.append(name)
@@ -153,7 +153,7 @@ class ToolTurn:
 
     def offer(self, messages: Messages) -> Messages:
         """Add the tools to those of a request. The last one after the limit of rounds cannot call any."""
-        if not self._tools:
+        if not self.tools:
             return messages
         choice = messages.tool_choice
         if self.exhausted:
@@ -163,7 +163,7 @@ class ToolTurn:
         questions = [message.content for message in messages.messages if message.role == "user"]
         self._question = "".join(questions[-1:])
         tools = tuple(
-            tool.offered() for name, tool in self._tools.items() if name not in self._repeated
+            tool.offered() for name, tool in self.tools.items() if name not in self._repeated
         )
         system = Message("system")
         others = messages.messages
@@ -203,7 +203,7 @@ class ToolTurn:
         readers: list[asyncio.Task[None]] = []
         try:
             for number, call in enumerate(calls):
-                tool = self._tools.get(call.name)
+                tool = self.tools.get(call.name)
                 changes = tool is None or tool.effect in _CHANGES
                 if changes:
                     await asyncio.gather(*readers)
@@ -233,17 +233,17 @@ class ToolTurn:
         return tuple(results)
 
     def _note_repeats(self, calls: Sequence[CalledTool]) -> None:
-        """Leave the tools of an answer that only repeats calls out of the next one, or end the calls."""
+        """Leave out the tools of an answer that only repeats calls, or end the calls."""
         repeats = all(_key(call) in self._earlier for call in calls)
         self._repeated = frozenset()
         if repeats:
             # A small model repeats a call that found nothing. Another tool may find it. A repeated edit needs
             # other arguments instead.
-            names = {call.name for call in calls} & self._tools.keys()
+            names = {call.name for call in calls} & self.tools.keys()
             self._repeated = frozenset(
-                name for name in names if self._tools[name].effect not in _CHANGES
+                name for name in names if self.tools[name].effect not in _CHANGES
             )
-        if repeats and (self._has_repeated or self._tools.keys() <= self._repeated):
+        if repeats and (self._has_repeated or self.tools.keys() <= self._repeated):
             self._loops = True
         self._has_repeated = self._has_repeated or repeats
 
@@ -256,7 +256,7 @@ class ToolTurn:
             if tool is None:
                 raise ToolError(
                     f"there is no tool {call.name!r}",
-                    hint=did_you_mean(call.name, self._tools),
+                    hint=did_you_mean(call.name, self.tools),
                 )
             if (before := self._earlier.get(_key(call))) is not None:
                 text = f"{before.message.content}\n\n{_REPEATED}"
@@ -288,7 +288,7 @@ class ToolTurn:
     def _finish(
         self, call: CalledTool, outcome: str | Exception, title: str = "", seconds: float = 0.0
     ) -> None:
-        """Report a call that has ended, with its output or the reason why it has none."""
+        """Report the output of a call, or why it has none."""
         state: Literal["done", "failed", "refused"] = "failed"
         match outcome:
             case str():
@@ -305,7 +305,7 @@ class ToolTurn:
             case _:
                 text = f"Error: {call.name} failed: {type(outcome).__name__}: {outcome}"
         result = self._add_result(call, ToolRun(state, title, seconds, len(text)), text)
-        tool = self._tools.get(call.name)
+        tool = self.tools.get(call.name)
         has_changed = tool is not None and tool.effect in _CHANGES and state != "failed"
         if isinstance(outcome, NothingToDo) or not has_changed:
             self._earlier.setdefault(_key(call), result)

@@ -252,7 +252,9 @@ class McpConnection:
 
             return Plan(run, title, f"mcp {name}", f"all calls of {name}", preview)
 
-        effect: Effect = "read" if self.server.trusted and reads else "run"
+        effect: Effect = "run"
+        if self.server.trusted and reads:
+            effect = "read"
         self.tools.append(Tool(name, description, schema, effect, plan))
 
     @asynccontextmanager

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,7 +25,6 @@ from localchat.server.chat.endpoint import ConversationEndpoint
 from localchat.server.chat.logprobs import chat_logprobs
 from localchat.server.chat.media import translate
 from localchat.server.chat.request import engine_request
-from localchat.server.chat.template_variants import template_variants
 from localchat.server.errors import ApiError
 from localchat.server.fields import note_ignored
 from localchat.server.generation import (
@@ -110,7 +108,6 @@ class ResponsesEndpoint(ConversationEndpoint):
             prompt,
             self.max_rounds,
             lease.info.context_tokens,
-            partial(template_variants, lease),
         )
         offered = dataclasses.replace(
             self, request=msgspec.structs.replace(self.request, prompt=prompt)

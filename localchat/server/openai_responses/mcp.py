@@ -6,7 +6,7 @@ to `never`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -69,9 +69,10 @@ class McpListing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServerTools(ServerTools):
-    """ServerTools, with what the formatter needs."""
+    """The tools of the servers that a request uses."""
 
     names: Mapping[str, McpName]
+    """The client's names, by the names that the model sees."""
     listings: Sequence[McpListing]
     """Servers whose tools the client does not have yet."""
 
@@ -117,7 +118,6 @@ async def server_tools(
     prompt: Messages,
     max_rounds: int,
     context_tokens: int,
-    variants: Callable[[Messages], Awaitable[list[Messages]]],
 ) -> tuple[McpServerTools, Messages]:
     """Connect to the servers of a request. Return its tools, and the prompt that offers them.
 
@@ -164,7 +164,7 @@ async def server_tools(
                 param="tool_choice",
             )
         prompt = msgspec.structs.replace(prompt, tool_choice="required")
-    return McpServerTools(turn=turn, variants=variants, names=names, listings=listings), prompt
+    return McpServerTools(turn=turn, names=names, listings=listings), prompt
 
 
 def _chosen(entry: ResponsesTool, connection: "McpConnection") -> "list[Tool]":
