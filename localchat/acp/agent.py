@@ -20,11 +20,11 @@ from acp import (
     RequestError,
     SetSessionModeResponse,
 )
+from acp.helpers import update_available_commands
 from acp.interfaces import Client
 from acp.schema import (
     AgentCapabilities,
     AvailableCommand,
-    AvailableCommandsUpdate,
     Implementation,
     McpCapabilities,
     PromptCapabilities,
@@ -178,11 +178,7 @@ class LocalchatAgent:
         commands = [
             AvailableCommand(name=command.name, description=command.about) for command in _COMMANDS
         ]
-        view.send(
-            AvailableCommandsUpdate(
-                session_update="available_commands_update", available_commands=commands
-            )
-        )
+        view.send(update_available_commands(commands))
         return opened
 
     def _set_mode(self, opened: OpenSession, mode: str) -> None:

@@ -48,7 +48,8 @@ def question_of(blocks: Sequence[PromptBlock]) -> Question:
     Raises LocalchatError for a resource that cannot be read.
     """
     parts: list[str | Attachment] = []
-    resources: list[tuple[int, str]] = []
+    labels: dict[int, str] = {}
+    """Names of the parts that are texts of resources."""
     for block in blocks:
         match block:
             case TextContentBlock():
@@ -56,17 +57,14 @@ def question_of(blocks: Sequence[PromptBlock]) -> Question:
             case ImageContentBlock() | AudioContentBlock():
                 parts.append(make_attachment(_decoded(block.data)))
             case ResourceContentBlock():
-                name = _name(block.uri)
-                resources.append((len(parts), name))
+                labels[len(parts)] = name = _name(block.uri)
                 parts.append(_content(name, _read(block.uri)))
             case EmbeddedResourceContentBlock():
-                name = _name(block.resource.uri)
-                resources.append((len(parts), name))
+                labels[len(parts)] = name = _name(block.resource.uri)
                 parts.append(_embedded(name, block.resource))
     content = join_parts(parts)
     inclusions = []
     position = 0
-    labels = dict(resources)
     for number, part in enumerate(parts):
         if isinstance(part, Attachment):
             continue

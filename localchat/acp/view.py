@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from acp import (
     start_tool_call,
@@ -17,14 +17,12 @@ from acp import (
     update_tool_call,
     update_user_message_text,
 )
+from acp.helpers import ToolCallContentVariant
 from acp.interfaces import Client
 from acp.schema import (
     AllowedOutcome,
-    ContentToolCallContent,
-    FileEditToolCallContent,
     PermissionOption,
     PermissionOptionKind,
-    TerminalToolCallContent,
     ToolCallLocation,
     ToolCallStatus,
     ToolCallUpdate,
@@ -62,7 +60,6 @@ _STATUSES: Final[dict[str, ToolCallStatus]] = {
     "failed": "failed",
     "refused": "failed",
 }
-_Content: TypeAlias = ContentToolCallContent | FileEditToolCallContent | TerminalToolCallContent
 _SHOWN_RESULT: Final = 20_000
 """Longest result that a client gets, in characters."""
 _OPTIONS: Final[dict[Decision, tuple[str, PermissionOptionKind]]] = {
@@ -169,7 +166,7 @@ class ClientView:
         if block.run is None:
             return  # its arguments are still being written
         status = _STATUSES[block.run.state]
-        content: list[_Content] | None = None
+        content: list[ToolCallContentVariant] | None = None
         arguments = _arguments(block)
         if block.run.state == "asking":
             self._asking = block
@@ -197,7 +194,7 @@ class ClientView:
             line = None
         return [ToolCallLocation(path=str(self._root / path), line=line)]
 
-    def _preview(self, block: ToolCallBlock, text: str) -> list[_Content] | None:
+    def _preview(self, block: ToolCallBlock, text: str) -> list[ToolCallContentVariant] | None:
         """Return what consent covers: the difference of an edit, or else the text."""
         arguments = _arguments(block)
         path = arguments.get("path")
