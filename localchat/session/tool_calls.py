@@ -77,7 +77,8 @@ class SessionTools:
             self._approvals = Approvals(self.consent, self.allowed)
             if self.consent is None and not self.allowed:
                 session.remark(_NO_CONSENT, "warning")
-        for problem in await self._toolset.connect():
+        await self._toolset.connect()
+        for problem in self._toolset.problems:
             session.remark(problem, "warning")
         return ToolTurn(
             self._toolset.tools,

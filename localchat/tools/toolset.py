@@ -103,20 +103,14 @@ class Toolset:
             tools.append(command_tool(root, services.environ))
         return tools
 
-    async def connect(self) -> list[str]:
-        """Start the chosen servers that do not run, and offer all their tools.
-
-        Returns the sentences of `problems` that are new.
-        """
-        connections, problems = await self._servers.start()
+    async def connect(self) -> None:
+        """Start the chosen servers that do not run, and offer all their tools."""
+        connections, self.problems = await self._servers.start()
         tools = dict(self._own_tools)
         for connection in connections:
             for tool in connection.tools:
                 tools.setdefault(tool.name, tool)
         self.tools = tools
-        new_problems = [problem for problem in problems if problem not in self.problems]
-        self.problems = problems
-        return new_problems
 
     async def close(self) -> None:
         """Stop the servers and close the folder. Idempotent."""
