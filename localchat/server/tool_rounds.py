@@ -98,18 +98,13 @@ class ToolRounds:
         if not mine:
             return [], None
         numbers = {block.id: block.call for block in blocks.calls}
-        ends = blocks.end.reason == "length" or turn.exhausted
-        results: Sequence[CallResult]
-        if ends:
-            from localchat.tools.loop import refused_call
-
-            results = [refused_call(call, _CUT_OFF) for call in mine]
-        else:
-            results = await self._run(mine)
+        if blocks.end.reason == "length" or turn.exhausted:
+            return [ToolOutcome(0, numbers[call.id], error=_CUT_OFF) for call in mine], None
+        results = await self._run(mine)
         outcomes: list[OutputEvent] = [
             _outcome(numbers[result.message.tool_call_id], result) for result in results
         ]
-        if ends or is_spent or len(mine) < len(called):
+        if is_spent or len(mine) < len(called):
             return outcomes, None
         return outcomes, self._prompt((answer, *(result.message for result in results)))
 

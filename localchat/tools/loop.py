@@ -318,13 +318,6 @@ class ToolTurn:
         return result
 
 
-def refused_call(call: CalledTool, sentence: str) -> CallResult:
-    """Return the result of a call that does not run."""
-    text = f"Error: {sentence}"
-    message = Message("tool", text, tool_call_id=call.id, name=call.name)
-    return CallResult(message, ToolRun("refused", "", 0.0, len(text)))
-
-
 def with_ids(answer: Message) -> Message:
     """Return an answer whose calls have different ids, so that each result finds its call."""
     seen: set[str] = set()
