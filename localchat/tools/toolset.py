@@ -2,19 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from localchat.config.mcp_servers import McpServer
+from localchat.documents.library import DocumentLibrary
+from localchat.engine.interface import Engine
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
+from localchat.tools.command import command_tool
+from localchat.tools.files import editing_tool, reading_tools
 from localchat.tools.journal import Journal
 from localchat.tools.mcp_servers import McpServers
 from localchat.tools.root import Root
+from localchat.tools.sources import documents_tool, page_tool
 from localchat.tools.tool import Tool
-
-if TYPE_CHECKING:
-    from localchat.documents.library import DocumentLibrary
-    from localchat.engine.interface import Engine
 
 GROUPS: Final[Mapping[str, str]] = {
     "read": "read, list and search the files of the folder",
@@ -57,8 +58,8 @@ class ToolServices(NamedTuple):
     protected: tuple[Path, ...]
     """Files and folders of the program, which no tool writes."""
     journal: Journal
-    library: "DocumentLibrary"
-    engine: "Engine"
+    library: DocumentLibrary
+    engine: Engine
     environ: Mapping[str, str]
     servers: Mapping[str, McpServer]
     offline: bool = False
@@ -72,36 +73,24 @@ class Toolset:
         self.problems: list[str] = []
         """Sentences about servers that cannot be used, or only in part."""
         self._root: Root | None = None
-        own_tools = self._folder_tools(groups, services)
+        own_tools: list[Tool] = []
+        if not {"read", "edit", "run"}.isdisjoint(groups):
+            self._root = root = Root(services.root, services.protected)
+            if "read" in groups or "edit" in groups:
+                own_tools += reading_tools(root)
+            if "edit" in groups:
+                own_tools.append(editing_tool(root, services.journal))
+            if "run" in groups:
+                own_tools.append(command_tool(root, services.environ))
         if "fetch" in groups:
-            from localchat.tools.sources import page_tool
-
             own_tools.append(page_tool(offline=services.offline))
         if "docs" in groups:
-            from localchat.tools.sources import documents_tool
-
             own_tools.append(documents_tool(services.library, services.engine))
         self._own_tools = {tool.name: tool for tool in own_tools}
         """Tools that need no server."""
         self.tools: Mapping[str, Tool] = self._own_tools
         chosen = (services.servers[name] for name in groups if name in services.servers)
         self._servers = McpServers(chosen, services.environ, services.root)
-
-    def _folder_tools(self, groups: Sequence[str], services: ToolServices) -> list[Tool]:
-        tools: list[Tool] = []
-        if {"read", "edit", "run"}.isdisjoint(groups):
-            return tools
-        from localchat.tools.command import command_tool
-        from localchat.tools.files import editing_tool, reading_tools
-
-        self._root = root = Root(services.root, services.protected)
-        if "read" in groups or "edit" in groups:
-            tools += reading_tools(root)
-        if "edit" in groups:
-            tools.append(editing_tool(root, services.journal))
-        if "run" in groups:
-            tools.append(command_tool(root, services.environ))
-        return tools
 
     async def connect(self) -> None:
         """Start the chosen servers that do not run, and offer all their tools."""
