@@ -94,12 +94,13 @@ def _set_read_only(path: str, *, on: bool) -> None:
         attributes.clear = _READ_ONLY
     size = ctypes.sizeof(attributes)
     pointer = ctypes.byref(attributes)
-    _checked(_libc.syscall(_MOUNT_SETATTR, _HERE, path.encode(), _ALL_BELOW, pointer, size))
+    _checked(_libc.syscall(_MOUNT_SETATTR, _HERE, os.fsencode(path), _ALL_BELOW, pointer, size))
 
 
 def _mount(source: str, target: str, kind: str, flags: int) -> None:
-    arguments = (source.encode(), os.fsencode(target), kind.encode() or None)
-    _checked(_libc.mount(os.fsencode(arguments[0]), arguments[1], arguments[2], flags, None))
+    _checked(
+        _libc.mount(os.fsencode(source), os.fsencode(target), kind.encode() or None, flags, None)
+    )
 
 
 def _write(path: str, text: str) -> None:

@@ -300,6 +300,17 @@ def test_an_isolated_command_reaches_neither_files_outside_nor_the_network(
     assert not (place / "late.txt").exists()
 
 
+def test_commands_are_isolated_in_a_folder_whose_name_is_not_utf_8(place: Path) -> None:
+    if not done(Isolation(place).prefix()):
+        pytest.skip("this system isolates no commands, which the consent says")
+    folder = place / os.fsdecode(b"n\xff")
+    folder.mkdir()
+    scene = ToolScene(folder)
+    scene.call("run_command", command=f"echo owned > in.txt; echo owned > {place}/in.txt")
+    assert (folder / "in.txt").read_text() == "owned\n"
+    assert (place / "in.txt").read_text() == "inside"
+
+
 def test_a_command_sees_no_secrets_of_the_environment(place: Path) -> None:
     assert "secret-value" not in ToolScene(place).text("run_command", command="env")
 
