@@ -182,7 +182,7 @@ class Root:
         try:
             with self._walk(tuple(folders), name, created) as folder:
                 if self.read_in(folder, base, name) != expected:
-                    raise FileChanged(f"{name} has changed meanwhile")
+                    raise ToolError(f"{name} has changed meanwhile")
                 if content is None:
                     os.unlink(base, dir_fd=folder)
                 else:
@@ -226,10 +226,6 @@ def _folded(path: Path) -> Path:
         visible = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
         parts.append(visible.rstrip(". ") or part)
     return Path(*parts)
-
-
-class FileChanged(ToolError):
-    """A file is not as it was when the change was planned."""
 
 
 def _device(folder: str) -> int | None:
