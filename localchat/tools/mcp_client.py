@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import httpx2
+import msgspec
 
 from localchat.config.mcp_servers import McpServer, tool_name
 from localchat.errors import LocalchatError, UsageError, reason
@@ -387,13 +388,22 @@ def _text(parts: Sequence[Any]) -> str:
     return bounded("\n".join(texts), _MAX_RESULT)
 
 
+class _ObjectSchema(msgspec.Struct):
+    """The keywords of a schema that chat templates read too."""
+
+    type: Literal["object"]
+    properties: dict[str, dict[str, Any] | bool] = {}
+    required: list[str] = []
+
+
 def _safe_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a server's schema, or that of any object if it is unusable."""
     try:
-        size = len(json.dumps(schema))
-    except (ValueError, RecursionError):
-        size = _MAX_SCHEMA + 1
-    if size > _MAX_SCHEMA or schema.get("type") != "object":
+        msgspec.convert(schema, _ObjectSchema)
+        is_usable = len(json.dumps(schema)) <= _MAX_SCHEMA
+    except (ValueError, RecursionError, msgspec.ValidationError):
+        is_usable = False
+    if not is_usable:
         return {"type": "object", "properties": {}}
     return dict(schema)
 

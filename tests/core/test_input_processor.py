@@ -92,10 +92,35 @@ def test_a_warning_about_one_request_is_not_told_to_the_next_client() -> None:
     assert "no chat template" in plain.warning
 
 
-def test_arguments_of_tools_are_bound_on_request() -> None:
-    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
-    tools = ({"type": "function", "function": function},)
-    messages = Messages((Message("user", "look"),), tools=tools, bind_arguments=True)
-    input_processor = InputProcessor(_Model(ScriptedTokenizer()), 300, {}, lambda text: None)
-    state, _ = input_processor.accept(1, GenerateRequest(messages))
+def _bound(properties: object, tool_choice: str) -> Messages:
+    tools = []
+    for name, schema in (("look", {}), ("odd", properties)):
+        parameters = {"type": "object", "properties": schema}
+        tools.append({"type": "function", "function": {"name": name, "parameters": parameters}})
+    return Messages(
+        (Message("user", "look"),), tools=tuple(tools), tool_choice=tool_choice, bind_arguments=True
+    )
+
+
+def _nested(levels: int) -> dict[str, object]:
+    schema: dict[str, object] = {}
+    for _ in range(levels):
+        schema = {"a": schema}
+    return schema
+
+
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    "properties",
+    [{}, {"a": {"type": "string", "pattern": "(["}}, _nested(70), {"a": {"$ref": "#/none"}}, 5],
+    ids=["valid", "pattern", "depth", "reference", "number"],
+)
+def test_arguments_of_tools_are_bound_whatever_the_schema_of_one(
+    properties: object, tool_choice: str
+) -> None:
+    """A server of others may offer a tool with any schema. The other tools still work."""
+    said: list[str] = []
+    input_processor = InputProcessor(_Model(ScriptedTokenizer()), 300, {}, said.append)
+    state, _ = input_processor.accept(1, GenerateRequest(_bound(properties, tool_choice)))
     assert state.sequences[0].grammar_matcher is not None
+    assert [sentence for sentence in said if "not bound" in sentence] == []

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -320,6 +320,23 @@ def test_hostile_names_and_descriptions_are_cleaned(tmp_path: Path) -> None:
         assert nasty.effect == "run"
 
     with_server(server("hostile", trusted=True), play, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string"},
+        {"type": "object", "required": 5},
+        {"type": "object", "required": [["a"]]},
+        {"type": "object", "properties": ["a"]},
+        {"type": "object", "properties": {"a": 5}},
+        {"type": "object", "description": "x" * 20_000},
+    ],
+)
+def test_a_schema_that_cannot_be_used_becomes_that_of_any_object(schema: dict[str, Any]) -> None:
+    assert mcp_client._safe_schema(schema) == {"type": "object", "properties": {}}
+    good = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    assert mcp_client._safe_schema(good) == good
 
 
 def test_a_tool_that_is_named_after_its_server_keeps_its_name() -> None:

@@ -63,7 +63,7 @@ def dropped_keywords(warnings: Sequence[str]) -> tuple[str, ...]:
 
 
 @lru_cache(1024)
-def _is_possible(schema: str) -> bool:
+def is_possible(schema: str) -> bool:
     """Return whether llguidance can compile a schema."""
     from llguidance import LLMatcher
 
@@ -117,7 +117,7 @@ class _Relaxation:
         """Return the pattern as llguidance reads it, or None if it cannot. Raises UsageError."""
         if isinstance(pattern, str) and not is_part(pattern):
             for spelling in (pattern, plain_pattern(pattern)):
-                if _is_possible(json.dumps({"pattern": spelling})):
+                if is_possible(json.dumps({"pattern": spelling})):
                     return spelling
         self._check_pattern(pattern)
         self.dropped.append("pattern")
@@ -292,7 +292,7 @@ class _Relaxation:
             return
         kept: dict[str, Any] = {}
         for pattern, inner in patterns.items():
-            if _is_possible(
+            if is_possible(
                 json.dumps({"patternProperties": dict.fromkeys([*kept, pattern], True)})
             ):
                 kept[pattern] = inner

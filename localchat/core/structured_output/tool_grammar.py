@@ -22,7 +22,7 @@ from localchat.core.structured_output.compiler import (
     with_style,
 )
 from localchat.core.structured_output.lark import TEXT, TagTerms, pattern
-from localchat.core.structured_output.relaxation import relax
+from localchat.core.structured_output.relaxation import is_possible, relax
 from localchat.core.structured_output.tool_arguments import argument_rules
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.errors import UsageError
@@ -183,7 +183,7 @@ def answer_grammar(
     bound = bool(tools) and messages is not None and messages.bind_arguments
     if not (answer or forced or strict or bound):
         return None
-    tools = [_relaxed(tool) for tool in tools]
+    tools = [_relaxed(tool, spares_request=bound and not tool.strict) for tool in tools]
     markup = TagTerms(tokenizer, (*chat.tool_call_family.markup, *chat.reasoning_family.markup))
     lines: list[str] = []
     bodies: list[str] = []
@@ -222,9 +222,21 @@ def answer_grammar(
     return GrammarSpec(source, name, tuple(parts), optional=optional)
 
 
-def _relaxed(tool: ToolSpec) -> ToolSpec:
-    schema, dropped = relax(tool.schema, "tools")
-    return tool._replace(schema=schema, dropped=dropped)
+def _relaxed(tool: ToolSpec, *, spares_request: bool) -> ToolSpec:
+    """Return a tool with a schema that llguidance accepts. Raises UsageError.
+
+    `spares_request`: take any object for an unusable schema instead of raising. The tools of a chat may be
+    those of an MCP server, whose schema must not end every answer.
+    """
+    try:
+        check_schema(tool.schema, _display_name(tool))
+        schema, dropped = relax(tool.schema, "tools")
+        if not spares_request or is_possible(json.dumps(with_style(schema))):
+            return tool._replace(schema=schema, dropped=dropped)
+    except UsageError:
+        if not spares_request:
+            raise
+    return tool._replace(schema={"type": "object"}, dropped=("parameters",))
 
 
 def _display_name(tool: ToolSpec) -> str:
@@ -239,8 +251,9 @@ def _tools(messages: Messages | None) -> Sequence[ToolSpec]:
     tools = [read_tool(tool) for tool in messages.tools]
     if choice == "none" or (choice == "auto" and not tools):
         return ()
-    for tool in tools:
-        check_schema(tool.schema, _display_name(tool))
+    if not messages.bind_arguments:
+        for tool in tools:
+            check_schema(tool.schema, _display_name(tool))
     if not tools:
         raise UsageError(f"tool_choice is {choice!r}, and the request has no tools")
     if choice in _TOOL_CHOICES:
