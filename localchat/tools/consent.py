@@ -15,8 +15,6 @@ EFFECTS: Final[dict[Effect, str]] = {
     "run": "run a program; its changes cannot be undone",
     "network": "reach the internet",
 }
-_WITHOUT_TERMINAL: Final = ("only a user at a terminal can allow it", "--yes allows it")
-"""How to allow other calls, and calls that read."""
 
 
 class Consent(Protocol):
@@ -44,9 +42,12 @@ class Approvals:
         decision = self._decisions.get(key)
         if decision is None:
             if self._consent is None:
+                way = "only a user at a terminal can allow it"
+                if tool.effect == "read":
+                    way = "--yes allows it"
                 raise Refused(
                     f"{tool.name} was not run: it may {EFFECTS[tool.effect].partition(';')[0]}, and the user "
-                    f"cannot be asked here; {_WITHOUT_TERMINAL[tool.effect == 'read']}"
+                    f"cannot be asked here; {way}"
                 )
             decision = await self._consent.ask(tool, plan)
             if decision in ("session", "never"):

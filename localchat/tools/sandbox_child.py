@@ -66,32 +66,33 @@ def _mount_all(folder: str) -> None:
     # Descriptors from before the mounts hide a part of the way to the folder.
     _mount(folder, folder, "", _BIND | _RECURSIVE)
     scratch = [path for path in _SCRATCH if os.path.isdir(path) and not _contains(path, folder)]
-    _set_read_only("/", on=True)
-    _set_read_only(folder, on=False)
+    _set_attributes("/", _Attributes(set=_READ_ONLY))
+    _set_attributes(folder, _Attributes(clear=_READ_ONLY))
     for path in scratch:
         _mount("tmpfs", path, "tmpfs", _NO_SUID_DEV)
     if scratch:
         os.environ["TMPDIR"] = scratch[0]
-    for entry in os.scandir("/run") if not _contains("/run", folder) else ():
+    if not _contains("/run", folder):
+        _hide_services()
+    _mount("proc", "/proc", "proc", _NO_SUID_DEV)
+
+
+def _hide_services() -> None:
+    for entry in os.scandir("/run"):
         if entry.name in _STORES or entry.is_symlink():
             continue
         if entry.is_dir():
             _mount("tmpfs", entry.path, "tmpfs", _NO_SUID_DEV)
         else:
             _mount("/dev/null", entry.path, "", _BIND)
-    _mount("proc", "/proc", "proc", _NO_SUID_DEV)
 
 
 def _contains(path: str, folder: str) -> bool:
     return f"{folder}/".startswith(f"{path}/")
 
 
-def _set_read_only(path: str, *, on: bool) -> None:
-    attributes = _Attributes()
-    if on:
-        attributes.set = _READ_ONLY
-    else:
-        attributes.clear = _READ_ONLY
+def _set_attributes(path: str, attributes: _Attributes) -> None:
+    """Change a mount and all mounts below it."""
     size = ctypes.sizeof(attributes)
     pointer = ctypes.byref(attributes)
     _checked(_libc.syscall(_MOUNT_SETATTR, _HERE, os.fsencode(path), _ALL_BELOW, pointer, size))
