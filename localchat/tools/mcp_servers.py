@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from localchat.config.mcp_servers import McpServer
 from localchat.errors import LocalchatError
+from localchat.tools.tool import ToolError
 
 if TYPE_CHECKING:
     from localchat.tools.mcp_client import McpConnection
@@ -62,7 +63,6 @@ class McpServers:
     async def connection(self, name: str) -> "McpConnection":
         """Return the connection to a server, which starts if it does not run. Raises ToolError."""
         from localchat.tools.mcp_client import McpConnection
-        from localchat.tools.tool import ToolError
 
         async with self._locks[name]:
             # Another task may call `close` at any time, also while this one waits for the lock.
@@ -73,29 +73,27 @@ class McpServers:
                 return connection
             retry_s, sentence = self._failures.get(name, (0.0, ""))
             begun_s = time.monotonic()
-            if sentence and begun_s < retry_s:
+            if begun_s < retry_s:
                 raise ToolError(sentence)
             if connection is not None:
                 await self._connections.pop(name).close()
             connection = McpConnection(self._servers[name], self._environ, self._folder)
             self._connections[name] = connection
-            opened = False
             try:
                 await connection.open()
-                opened = True
-            except LocalchatError as problem:
+            except BaseException as problem:
+                failed_s = time.monotonic()
+                # After a failed or cancelled start, the process may still run.
+                self._connections.pop(name, None)
+                await connection.close()
+                if not isinstance(problem, LocalchatError):
+                    raise
                 if self._closed:
                     raise ToolError(_STOPPED.format(name)) from problem
                 sentence = f"MCP server {name}: {str(problem).removeprefix(f'{name} ')}"
-                failed_s = time.monotonic()
                 pause_s = max(_RETRY_S, _RETRY_FACTOR * (failed_s - begun_s))
                 self._failures[name] = failed_s + pause_s, sentence
                 raise ToolError(sentence) from problem
-            finally:
-                # After a failed or cancelled start, the process may still run.
-                if not opened:
-                    self._connections.pop(name, None)
-                    await connection.close()
             self._failures.pop(name, None)
             return connection
 
