@@ -62,18 +62,14 @@ class Journal:
         self._conversation = ""
         self._node = ""
         self._records: dict[int, WriteRecord] = {}
-        """Records of the open conversation, by the time of the write."""
-        self._in_memory: dict[str, dict[int, WriteRecord]] = {}
+        """Records by the time of the write: of the open conversation, or of all if they are only in memory."""
 
     def begin(self, conversation: str, node: str = "") -> None:
         """Record for this message of this conversation from now on."""
         self._node = node
-        if conversation == self._conversation:
+        if self._folder is None or conversation == self._conversation:
             return
         self._conversation = conversation
-        if self._folder is None:
-            self._records = self._in_memory.setdefault(conversation, {})
-            return
         self._records = {}
         for path in (self._folder / conversation).glob("*.json"):
             try:

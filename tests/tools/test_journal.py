@@ -82,3 +82,16 @@ def test_a_write_that_fails_leaves_no_record_and_no_folder(tmp_path: Path) -> No
             write(journal, root, name, b"y")
     assert [path.name for path in folder.iterdir()] == ["file"]
     assert not list((tmp_path / "writes" / "talk").iterdir())
+
+
+def test_writes_that_are_not_stored_are_undone_in_each_conversation(tmp_path: Path) -> None:
+    root = Root(tmp_path)
+    journal = Journal(None)
+    for conversation, node, name in (("talk", "n1", "a.txt"), ("other", "n2", "b.txt")):
+        journal.begin(conversation, node)
+        write(journal, root, name, b"made")
+    journal.begin("talk")
+    assert journal.undo({"n1"}).restored == (str(tmp_path / "a.txt"),)
+    journal.begin("other")
+    assert journal.undo({"n2"}).restored == (str(tmp_path / "b.txt"),)
+    assert snapshot(tmp_path) == {}
