@@ -27,6 +27,7 @@ from localchat.config.mcp_servers import McpServer, check_server_name
 from localchat.documents.inclusion import file_text
 from localchat.documents.pages import MAX_FILE_BYTES
 from localchat.engine.attachments import join_parts, make_attachment
+from localchat.engine.local.protocol import sendable
 from localchat.engine.request import Attachment
 from localchat.errors import FileMissing, UsageError, reason
 from localchat.media.format import HEAD_BYTES, media_format
@@ -53,7 +54,8 @@ def question_of(blocks: Sequence[PromptBlock]) -> Question:
     for block in blocks:
         match block:
             case TextContentBlock():
-                parts.append(valid_text(block.text))
+                # JSON may contain lone surrogates.
+                parts.append(sendable(block.text))
             case ImageContentBlock() | AudioContentBlock():
                 parts.append(make_attachment(_decoded(block.data)))
             case ResourceContentBlock():
@@ -84,7 +86,7 @@ def _decoded(data: str) -> bytes:
 
 def _name(uri: str) -> str:
     """Return the name of a resource, as the model and lists of messages show it. Raises UsageError."""
-    return valid_text(unquote(PurePath(_parsed(uri).path).name) or uri)
+    return sendable(unquote(PurePath(_parsed(uri).path).name) or uri)
 
 
 def _parsed(uri: str) -> SplitResult:
@@ -92,11 +94,6 @@ def _parsed(uri: str) -> SplitResult:
         return urlsplit(uri)
     except ValueError as problem:
         raise UsageError(f"{uri} is not an address: {problem}") from problem
-
-
-def valid_text(text: str) -> str:
-    """Replace what UTF-8 cannot encode. JSON may contain lone surrogates."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _read(uri: str) -> bytes:

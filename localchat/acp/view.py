@@ -29,8 +29,8 @@ from acp.schema import (
     ToolKind,
 )
 
-from localchat.acp.content import valid_text
 from localchat.engine.attachments import described_content
+from localchat.engine.local.protocol import sendable
 from localchat.engine.request import Message
 from localchat.session.blocks import (
     AnswerBlock,
@@ -110,7 +110,7 @@ class ClientView:
 
     def say(self, text: str) -> None:
         """Show a text as a message of the agent."""
-        self.send(update_agent_message_text(valid_text(text)))
+        self.send(update_agent_message_text(sendable(text)))
 
     def replay(self, blocks: Sequence[Block]) -> None:
         """Show the blocks of an earlier conversation."""
@@ -144,7 +144,7 @@ class ClientView:
 
     def append_text(self, id_: str, text: str) -> None:
         if id_ in self._thoughts:
-            self.send(update_agent_thought_text(valid_text(text)))
+            self.send(update_agent_thought_text(sendable(text)))
         else:
             self.say(text)
 
@@ -162,7 +162,7 @@ class ClientView:
         kind = _KINDS.get(block.name, "other")
         if id_ not in self._calls:
             self._calls.add(id_)
-            self.send(start_tool_call(id_, valid_text(block.name), kind=kind, status="pending"))
+            self.send(start_tool_call(id_, sendable(block.name), kind=kind, status="pending"))
         if block.run is None:
             return  # its arguments are still being written
         status = _STATUSES[block.run.state]
@@ -172,7 +172,7 @@ class ClientView:
             self._asking = block
             content = self._preview(block, "")
         elif status in ("completed", "failed") and (kind != "edit" or status == "failed"):
-            content = [tool_content(text_block(bounded(valid_text(block.result), _SHOWN_RESULT)))]
+            content = [tool_content(text_block(bounded(sendable(block.result), _SHOWN_RESULT)))]
         self.send(
             update_tool_call(
                 id_,
@@ -203,7 +203,7 @@ class ClientView:
             old_text = str(arguments.get("old_text") or "") or None
             return [tool_diff_content(str(self._root / path), new_text, old_text)]
         if text:
-            return [tool_content(text_block(valid_text(text)))]
+            return [tool_content(text_block(sendable(text)))]
         return None
 
     async def ask(self, tool: Tool, plan: Plan) -> Decision:
@@ -236,8 +236,8 @@ class ClientView:
 
 def _title(block: ToolCallBlock) -> str:
     if block.run is None or not block.run.title:
-        return valid_text(block.name)
-    return valid_text(f"{block.name} {block.run.title}")
+        return sendable(block.name)
+    return sendable(f"{block.name} {block.run.title}")
 
 
 def _arguments(block: ToolCallBlock) -> dict[str, Any]:
