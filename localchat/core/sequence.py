@@ -243,7 +243,7 @@ class RequestState:
     def next_state_at(self, computed: int, interval: int) -> int:
         """Return the next position after `computed` tokens that saves a state, up to `state_at`.
 
-        `interval`: tokens between the positions before `state_at`. 0: there are none.
+        `interval`: tokens between the positions before `state_at`. 0 saves only at `state_at`.
         """
         if not interval:
             return self.state_at

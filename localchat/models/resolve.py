@@ -53,7 +53,7 @@ def locate(
 ) -> ResolvedModel:
     """Return the model with this name. environ: locates the folders of other programs.
 
-    Raises ModelMissing if there is none, UsageError for a folder without a checkpoint.
+    Raises ModelMissing if no model has the name, UsageError for a folder without a checkpoint.
     """
     if name == GUIDE:
         return _locate(name, paths, why, environ)

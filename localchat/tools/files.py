@@ -253,7 +253,7 @@ def _similar_lines(text: str, old: str) -> str:
 
 
 def _line_starts(text: str, part: str) -> list[int]:
-    """Return the indexes of the lines at which the whole lines of `part` begin, whatever their indentation."""
+    """Return the indexes of lines at which the lines of `part` begin, ignoring indentation."""
     target = [line.strip() for line in part.strip().splitlines()]
     lines = [line.strip() for line in text.splitlines()]
     return [

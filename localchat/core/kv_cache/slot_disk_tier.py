@@ -152,7 +152,7 @@ class SlotDiskTier(DiskTier):
         return any(map(self._store_range, self._kv_cache.unstored()))
 
     def _store_range(self, text: UnstoredText) -> bool:
-        """Queue the next unstored range of a text. Return False if there is none."""
+        """Queue the next unstored range of a text. Return whether a range was queued."""
         salt = text.salt
         ids = text.ids
         if self._stores_exact(text):
