@@ -55,6 +55,8 @@ class ChoiceEnd:
     reason: Reason
     why: str | None = None
     """The stop string that ended the choice, or REPETITION."""
+    context_full: bool = False
+    """Whether it ended because the context is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,10 +437,15 @@ class Generation:
                 return self._piece(Reasoning(base + choice, text))
             case ToolCall(choice):
                 return self._call(msgspec.structs.replace(event, choice=base + choice))
-            case Finished(choice, reason, stop):
+            case Finished(choice, reason, stop, limit):
                 if reason == REPETITION:
                     return self._end(base + choice, REPETITION, cut_off=True)
-                return self._end(base + choice, stop or None, cut_off=reason == "length")
+                return self._end(
+                    base + choice,
+                    stop or None,
+                    cut_off=reason == "length",
+                    context_full=limit == "context",
+                )
             case Prefill(done, cached, total) if self.spec.progress:
                 elapsed_ms = (time.perf_counter() - self._started_s) * 1e3
                 return [PromptProgress(base, total, cached, done, elapsed_ms)]
@@ -482,7 +489,9 @@ class Generation:
             output.append(ToolCall(event.choice, event.call, arguments=event.arguments))
         return output
 
-    def _end(self, choice: int, why: str | None, *, cut_off: bool) -> list[OutputEvent]:
+    def _end(
+        self, choice: int, why: str | None, *, cut_off: bool, context_full: bool = False
+    ) -> list[OutputEvent]:
         state = self._choices[choice]
         if state.ended:
             return []
@@ -497,7 +506,7 @@ class Generation:
         output: list[OutputEvent] = []
         if state.early_stop is not None and (text := state.early_stop.flush()):
             output.append(Text(choice, text))
-        return [*output, ChoiceEnd(choice, reason, why)]
+        return [*output, ChoiceEnd(choice, reason, why, context_full)]
 
 
 def _is_broken(arguments: str) -> bool:

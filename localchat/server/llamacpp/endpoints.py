@@ -191,7 +191,7 @@ class NativeFormatter:
             "tokens_predicted": usage.completion_tokens,
             "tokens_evaluated": usage.prompt_tokens,
             "has_new_line": "\n" in choice.text,
-            "truncated": self._truncated,
+            "truncated": self._truncated or choice.end.context_full,
             "stop_type": _stop_type(choice.end),
             "stopping_word": choice.end.why or "",
             "tokens_cached": usage.prompt_tokens + usage.completion_tokens,

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from localchat.engine.events import Finished, Text, TokenLogprob
+from localchat.engine.events import Finished, Limit, Text, TokenLogprob
 from localchat.engine.request import Infill, Sampling, TokenIds
 from localchat.engine.request import TextPrompt as Prompt
 from localchat.errors import ContextExceeded, UsageError
+from localchat.server.config import ServerLimits
 from localchat.server.leases import AsyncLease
 from localchat.server.llamacpp.endpoints import projected
 from tests.support.http_server import Reply, Stage, Wire, ask, settled
@@ -195,6 +196,21 @@ def test_answer_has_every_field_by_default(stage: Stage) -> None:
 def test_answer_has_its_stop_type(stage: Stage, events: Any, kind: str) -> None:
     stage.plays("", *events)
     assert infill(stage, response_fields=["stop_type"]).json == {"stop_type": kind}
+
+
+@pytest.mark.parametrize(
+    ("limit", "truncated"), [("context", True), ("max_tokens", False), ("", False)]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_without_end_stops_at_the_context_and_reports_it(
+    stage: Stage, limit: Limit, truncated: bool, stream: bool
+) -> None:
+    stage.plays("Once", Text(0, " upon"), Finished(0, "length", limit=limit))
+    body = {"prompt": "Once", "n_predict": -1, "ignore_eos": True, "stream": stream}
+    reply = ask(stage, "/completion", body)
+    assert (stage.last.max_tokens, stage.last.ignore_eos) == (ServerLimits().answer_tokens, True)
+    last = json.loads(reply.body.strip().splitlines()[-1].removeprefix(b"data: "))
+    assert (last["stop_type"], last["truncated"]) == ("limit", truncated)
 
 
 def test_paths_become_keys_and_what_is_not_there_is_left_out() -> None:
