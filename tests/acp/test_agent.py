@@ -596,19 +596,6 @@ def test_the_command_speaks_the_protocol_and_saves_at_the_end(tmp_path: Path) ->
 
 
 @pytest.mark.process
-def test_messages_that_are_no_objects_are_an_error_without_a_traceback(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "localchat", "acp"],
-        input=b"{broken\n[1, 2]\n",
-        capture_output=True,
-        env={**os.environ, "HOME": str(tmp_path)},
-    )
-    assert result.returncode == 1
-    assert b"the editor sent a message that is not a JSON object" in result.stderr
-    assert b"Traceback" not in result.stderr
-
-
-@pytest.mark.process
 def test_a_file_as_output_is_wrong_usage_and_no_traceback(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as file:
         result = subprocess.run(

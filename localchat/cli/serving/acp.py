@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from localchat.cli.options import SharedOption, engine_options
-from localchat.errors import LocalchatError, UsageError
+from localchat.errors import UsageError
 
 if TYPE_CHECKING:
     from localchat.tools.tool import Effect
@@ -35,8 +35,11 @@ def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
         ) from problem
     import asyncio
 
+    from acp.stdio import stdio_streams
+
     from localchat import gc_control
     from localchat.acp.agent import LocalchatAgent
+    from localchat.acp.messages import MAX_LINE_BYTES, MessageStream
     from localchat.cli.chat.conversation_options import open_to_record
     from localchat.cli.chat.session_context import session_context
     from localchat.cli.resolve import resolve_setup
@@ -67,15 +70,14 @@ def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
         engines.open(model_setup.open_engine)
         agent = LocalchatAgent(context, model_setup, engines, open_history, allowed=allowed)
         try:
+            reader, writer = await stdio_streams(limit=MAX_LINE_BYTES)
             # The library finds methods by their names. It rejects requests without one.
-            await acp.run_agent(cast("acp.Agent", agent))
-        except AttributeError as problem:
-            raise LocalchatError("the editor sent a message that is not a JSON object") from problem
+            await acp.run_agent(cast("acp.Agent", agent), MessageStream(reader, writer))
         finally:
             await agent.close()
             await asyncio.to_thread(engines.close)
 
-    # The library logs tracebacks about messages that are not JSON, which editors show.
+    # The library logs tracebacks about requests that fail, which editors show.
     logging.getLogger().setLevel(logging.CRITICAL)
     gc_control.resume_gc()
     with terminate_gracefully():
