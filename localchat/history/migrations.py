@@ -79,6 +79,10 @@ CREATE INDEX media_by_node ON media_uses (node);
 CREATE INDEX media_by_digest ON media_uses (digest);
 """
 
+_OVERDUE: Final = """
+ALTER TABLE conversations ADD COLUMN overdue_s REAL;  -- when a start first saw that its time is over
+"""
+
 
 def _script(connection: sqlite3.Connection, text: str) -> None:
     # `executescript` would commit the surrounding transaction.
@@ -111,6 +115,7 @@ STEPS: Final[tuple[Step, ...]] = (
     _search,
     partial(_script, text=_DRAFTS),
     partial(_script, text=_MEDIA),
+    partial(_script, text=_OVERDUE),
 )
 VERSION: Final = len(STEPS)
 

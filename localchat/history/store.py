@@ -27,9 +27,11 @@ from localchat.history.tables import (
     ConversationRow,
     NodeRows,
     conversation_from_row,
-    deleted_before,
     erase,
+    mark_overdue,
+    may_be_overdue,
     node_from_row,
+    overdue,
     packed,
     read_conversation,
     read_media,
@@ -45,6 +47,8 @@ from localchat.history.tables import (
 
 _RESTORABLE_S: Final = 30 * 24 * 3600.0
 """Time for which a deleted conversation can be restored."""
+_CONFIRMATION_S: Final = 24 * 3600.0
+"""Time between the starts that must agree that this time is over, because a clock may be wrong once."""
 _MIN_PREFIX: Final = 4
 _LARGE_TEXT: Final = 256 << 10
 """Characters of a message whose space is released immediately."""
@@ -79,7 +83,7 @@ class History:
         """
         writes_folder = path.parent / WRITES if path else None
         history = cls(Database(path), kv_folder, writes_folder)
-        history.purge(time.time() - _RESTORABLE_S)
+        history.purge(time.time())
         return history
 
     @property
@@ -214,7 +218,9 @@ class History:
         id_ = self.find(id_or_prefix)
         with self._database.write() as connection:
             connection.execute(
-                "UPDATE conversations SET deleted_s = ? WHERE id = ?", (time.time(), id_)
+                # A clock that has lost its time would make it overdue at once.
+                "UPDATE conversations SET deleted_s = max(?, updated_s) WHERE id = ?",
+                (time.time(), id_),
             )
 
     def restore(self, id_or_prefix: str) -> str:
@@ -224,16 +230,23 @@ class History:
             undelete(connection, id_)
         return id_
 
-    def purge(self, deleted_before_s: float) -> int:
-        """Delete permanently what was deleted before this time, in seconds since 1970. Return the number."""
+    def purge(self, now_s: float) -> int:
+        """Delete permanently what was deleted more than thirty days ago. Return the number.
+
+        Two calls a day or more apart must agree on that, without a call between them that does not: a wrong
+        clock at one start deletes nothing. now_s: seconds since 1970.
+        """
+        deleted_before_s = now_s - _RESTORABLE_S
         with self._database.read() as connection:
-            if not deleted_before(connection, deleted_before_s):
+            if not may_be_overdue(connection, deleted_before_s):
                 return 0
         with self._database.write() as connection:
-            # Ask again, because another program may have purged them first.
-            ids = deleted_before(connection, deleted_before_s)
+            mark_overdue(connection, deleted_before_s, now_s)
+            ids = overdue(connection, now_s - _CONFIRMATION_S)
             for id_ in ids:
                 erase(connection, id_)
+        if not ids:
+            return 0
         self._database.release()
         self._forget_kv(ids)
         if self._writes_folder is not None:

@@ -316,13 +316,41 @@ def _forget_media(connection: sqlite3.Connection, where: str, id_: str) -> None:
 def undelete(connection: sqlite3.Connection, id_: str) -> None:
     """Undo the deletion of a conversation."""
     connection.execute(
-        "UPDATE conversations SET deleted_s = NULL WHERE id = ? AND deleted_s IS NOT NULL", (id_,)
+        "UPDATE conversations SET deleted_s = NULL, overdue_s = NULL "
+        "WHERE id = ? AND deleted_s IS NOT NULL",
+        (id_,),
     )
 
 
-def deleted_before(connection: sqlite3.Connection, moment_s: float) -> list[str]:
-    """Return the ids of conversations that were deleted before a time in seconds since 1970."""
-    rows = connection.execute("SELECT id FROM conversations WHERE deleted_s < ?", (moment_s,))
+def may_be_overdue(connection: sqlite3.Connection, deleted_before_s: float) -> bool:
+    """Return whether a deletion is older than a time, or was at an earlier start."""
+    rows = connection.execute(
+        "SELECT 1 FROM conversations WHERE deleted_s < ? "
+        "OR (deleted_s IS NOT NULL AND overdue_s IS NOT NULL) LIMIT 1",
+        (deleted_before_s,),
+    )
+    return rows.fetchone() is not None
+
+
+def mark_overdue(connection: sqlite3.Connection, deleted_before_s: float, now_s: float) -> None:
+    """Mark the deletions before a time, and remove marks that this clock contradicts."""
+    connection.execute(
+        "UPDATE conversations SET overdue_s = NULL "
+        "WHERE deleted_s IS NOT NULL AND (deleted_s >= ? OR overdue_s > ?)",
+        (deleted_before_s, now_s),
+    )
+    connection.execute(
+        "UPDATE conversations SET overdue_s = ? WHERE deleted_s < ? AND overdue_s IS NULL",
+        (now_s, deleted_before_s),
+    )
+
+
+def overdue(connection: sqlite3.Connection, marked_before_s: float) -> list[str]:
+    """Return the ids of deleted conversations that were marked before a time."""
+    rows = connection.execute(
+        "SELECT id FROM conversations WHERE deleted_s IS NOT NULL AND overdue_s < ?",
+        (marked_before_s,),
+    )
     return [str(id_) for (id_,) in rows]
 
 

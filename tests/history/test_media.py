@@ -1,12 +1,11 @@
 """Pictures in the history: stored once, loaded with their messages, deleted with the last of them."""
 
-import time
 from pathlib import Path
 
 from localchat.chat.conversation import Conversation, Node
 from localchat.engine.request import Attachment, Message
 from localchat.history.store import History
-from tests.support.histories import record
+from tests.support.histories import purge_deleted, record
 from tests.support.media import png
 
 PICTURE = Attachment("image", png(), 3, "chart.png")
@@ -35,10 +34,10 @@ def test_attachments_are_stored_once_and_loaded_again(tmp_path: Path) -> None:
         assert loaded.nodes[node.id].message == node.message
         assert loaded.nodes[edited.id].message.attachments == (PICTURE,)
         history.delete(second.id)
-        history.purge(time.time() + 1)
+        purge_deleted(history)
         assert stored(history) == 1
         history.delete(first.id)
-        history.purge(time.time() + 1)
+        purge_deleted(history)
         assert stored(history) == 0
 
 

@@ -1,6 +1,5 @@
 """Search: words, beginnings of words, phrases, scripts without spaces, and any text as a query."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +13,7 @@ from localchat.engine.request import Message
 from localchat.history.search_query import parse, snippet
 from localchat.history.store import History
 from tests.support.conversations import kept, talk
-from tests.support.histories import put_node, record
+from tests.support.histories import purge_deleted, put_node, record
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +115,7 @@ def test_changed_text_is_found_by_its_new_words_alone() -> None:
 def test_what_was_erased_is_not_found_in_what_takes_its_place() -> None:
     with History.open(None) as history:
         history.delete(kept(history, "needle in the first one").id)
-        history.purge(time.time() + 1)
+        purge_deleted(history)
         kept(history, "nothing of the kind", title="other")
         assert history.search("needle") == []
         assert history.search("first") == []
@@ -151,7 +150,7 @@ def test_the_index_follows_every_change(changes: list[tuple[int, int, list[str],
             if len(words) == 3 and words[0] == words[1]:
                 record(history, conversation)
                 history.delete(conversation.id)
-                history.purge(time.time() + 1)
+                purge_deleted(history)
                 conversation.nodes.clear()
             conversation.nodes[node.id] = node
             record(history, conversation, [node])

@@ -17,7 +17,7 @@ from localchat.engine.request import CalledTool, Message
 from localchat.errors import UsageError
 from localchat.history.store import History
 from tests.support.conversations import kept
-from tests.support.histories import put_node, record
+from tests.support.histories import purge_deleted, put_node, record
 
 DONE = Done(
     Usage(12, 4, 3),
@@ -168,13 +168,66 @@ def test_deleted_ones_are_hidden_restored_and_purged(history: History) -> None:
     assert history.restore(one.id[:8]) == one.id
     assert len(history.search("alpha")) == 2
     history.delete(one.id)
-    assert history.purge(time.time() - 60) == 0
-    assert history.purge(time.time() + 1) == 1
+    assert history.purge(time.time()) == 0
+    assert purge_deleted(history) == 1
     with pytest.raises(UsageError, match="no removed conversation begins with"):
         history.restore(one.id)
     assert [hit.summary.id for hit in history.search("alpha")] == [other.id]
     with History.open(None) as empty:
         assert empty.purge(time.time()) == 0
+
+
+DAY_S = 24 * 3600
+
+
+def test_a_start_with_a_wrong_clock_deletes_nothing_for_good(history: History) -> None:
+    now_s = time.time()
+    conversation = kept(history, "a question")
+    history.delete(conversation.id)
+    for wrong_s in (now_s + 40 * DAY_S, now_s + 4000 * DAY_S, 0.0):
+        assert history.purge(wrong_s) == 0
+        assert history.purge(now_s + DAY_S) == 0
+    assert history.restore(conversation.id) == conversation.id
+
+
+def test_a_conversation_is_purged_once_two_starts_a_day_apart_agree(history: History) -> None:
+    now_s = time.time()
+    history.delete(kept(history, "a question").id)
+    assert history.purge(now_s + 29 * DAY_S) == 0
+    assert history.purge(now_s + 31 * DAY_S) == 0
+    assert history.purge(now_s + 31.5 * DAY_S) == 0
+    assert history.purge(now_s + 33 * DAY_S) == 1
+
+
+def test_a_mark_from_the_future_is_renewed(history: History) -> None:
+    now_s = time.time()
+    history.delete(kept(history, "a question").id)
+    assert history.purge(now_s + 400 * DAY_S) == 0
+    assert history.purge(now_s + 31 * DAY_S) == 0
+    assert history.purge(now_s + 33 * DAY_S) == 1
+
+
+def test_a_restored_conversation_has_its_whole_time_again(history: History) -> None:
+    now_s = time.time()
+    conversation = kept(history, "a question")
+    history.delete(conversation.id)
+    assert history.purge(now_s + 31 * DAY_S) == 0
+    history.restore(conversation.id)
+    history.delete(conversation.id)
+    assert history.purge(now_s + 33 * DAY_S) == 0
+
+
+def test_a_deletion_under_a_clock_that_is_behind_counts_from_the_last_message(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.time()
+    conversation = kept(history, "a question")
+    with monkeypatch.context() as context:
+        context.setattr("localchat.history.store.time.time", lambda: 0.0)
+        history.delete(conversation.id)
+    assert history.purge(now_s + DAY_S) == 0
+    assert history.purge(now_s + 3 * DAY_S) == 0
+    assert history.restore(conversation.id) == conversation.id
 
 
 def test_who_goes_on_writing_takes_a_deletion_back(history: History) -> None:

@@ -1,5 +1,6 @@
 """Writes conversations into a history at once, as the autosave does a moment later."""
 
+import time
 from collections.abc import Iterable
 
 from localchat.chat.conversation import Conversation, Node
@@ -17,3 +18,10 @@ def record(history: History, conversation: Conversation, nodes: Iterable[Node] =
 def put_node(history: History, conversation_id: str, node: Node) -> None:
     """Write a message."""
     history.write(None, [node_rows(conversation_id, node)])
+
+
+def purge_deleted(history: History) -> int:
+    """Delete permanently what is deleted, as two starts do after its time. Return the number."""
+    later_s = time.time() + 31 * 24 * 3600
+    assert history.purge(later_s) == 0
+    return history.purge(later_s + 25 * 3600)

@@ -1,6 +1,5 @@
 """Search results are shown: in the conversation, and among all conversations."""
 
-import time
 from pathlib import Path
 
 from textual.pilot import Pilot
@@ -8,6 +7,7 @@ from textual.widgets import OptionList
 
 from localchat.history.store import History
 from localchat.tui.screens.history import HistoryScreen
+from tests.support.histories import purge_deleted
 from tests.support.tui_stage import Stage, app_of, play, say, until
 
 
@@ -54,7 +54,7 @@ def test_what_another_program_deleted_is_told_and_leaves_the_list(tmp_path: Path
             await pilot.press("delete")
             assert str(about.render()).startswith("Deleted one")
             assert not other.list()
-            other.purge(time.time() + 1)
+            purge_deleted(other)
         await pilot.press("ctrl+z")
         assert str(about.render()) == "one cannot be restored: it was deleted for good"
 

@@ -11,6 +11,7 @@ from localchat.history.store import History
 from localchat.kv_store.store import KVStore
 from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.conversations import kept
+from tests.support.histories import purge_deleted
 from tests.support.kv_texts import keep
 from tests.support.terminal_screen import Call
 
@@ -51,9 +52,9 @@ def test_a_deleted_conversation_keeps_its_kv_until_it_can_no_longer_be_restored(
     assert call((), "history", "rm", summary["id"], "--yes").code == 0
     assert list(store.files())
     with History.open(find_paths({}).data_dir / HISTORY_FILE, store.folder) as history:
-        history.purge(time.time() - 60)
+        history.purge(time.time())
         assert list(store.files())
-        history.purge(time.time() + 1)
+        purge_deleted(history)
     assert not list(store.files())
 
 
