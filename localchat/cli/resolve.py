@@ -158,7 +158,7 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     else:
         model = locate_default(name, chosen.origins["model"], paths, environ)
     # The settings file has settings for models, so resolve again now that the names of the model are known.
-    names = dict.fromkeys((model.name, model.word))
+    names = dict.fromkeys(model.names)
     if name:
         names[name] = None
     settings, origins = inputs.settings(names)

@@ -6,7 +6,7 @@ the file contains the user's own input, so a damaged file is an error.
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,23 @@ class Aliases(msgspec.Struct, frozen=True):
     """Model name behind each alias."""
     folders: tuple[str, ...] = ()
     """Absolute paths, in the order in which they were added."""
+
+
+class Alias(NamedTuple):
+    """A name of the user for a model."""
+
+    name: str
+    target: str
+
+
+def find_alias(name: str, stored: Aliases) -> Alias | None:
+    """Return the alias of this name. Letter case matters only if several names differ in nothing else."""
+    if name in stored.aliases:
+        return Alias(name, stored.aliases[name])
+    matches = [alias for alias in stored.aliases if alias.casefold() == name.casefold()]
+    if len(matches) != 1:
+        return None
+    return Alias(matches[0], stored.aliases[matches[0]])
 
 
 def check_name(name: str) -> None:

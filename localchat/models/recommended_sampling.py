@@ -68,7 +68,7 @@ def _words(model: ResolvedModel, paths: Paths) -> Iterator[str]:
     for entry in installed(paths.models_dir):
         if entry.path == model.path:
             yield f"hf.co/{entry.manifest.repository}"
-    for name in (model.name, model.word):
+    for name in model.names:
         bare = next((name[len(k) :] for k in _STORE_PREFIXES if name.startswith(k)), name)
         # Ollama's own names are the catalogue's; a user's namespace on Ollama holds other models.
         if bare and not bare.startswith("/") and not name.lower().endswith(".gguf"):

@@ -39,6 +39,7 @@ class ResolvedModel(msgspec.Struct, frozen=True):
     word: str
     """Name by which `locate` finds the model again."""
     name: str
+    """Name that is shown: the alias if the user chose one."""
     path: Path
     """Meaningless for a remote model."""
     why: str
@@ -46,6 +47,13 @@ class ResolvedModel(msgspec.Struct, frozen=True):
     remote: Remote | None = None
     notice: str = ""
     """Sentence for the user, if the typed name was not that of the model."""
+    target: str = ""
+    """Name of the model behind an alias. Empty without one."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model, for its settings and its catalogue entry."""
+        return tuple(dict.fromkeys(filter(None, (self.target, self.name, self.word))))
 
 
 def locate(
@@ -61,12 +69,12 @@ def locate(
         raise UsageError(
             f"the name of a model cannot be empty ({why})", hint="localchat list shows those here"
         )
-    from localchat.models.aliases import read_aliases
+    from localchat.models.aliases import find_alias, read_aliases
 
-    if target := read_aliases(paths).aliases.get(name):
-        return msgspec.structs.replace(
-            _locate(target, paths, f"{name} is its alias; {why}", environ), word=name
-        )
+    alias = find_alias(name, read_aliases(paths))
+    if alias is not None:
+        model = _locate(alias.target, paths, f"{alias.name} is its alias; {why}", environ)
+        return msgspec.structs.replace(model, word=alias.name, name=alias.name, target=model.name)
     return _locate(name, paths, why, environ)
 
 
@@ -77,11 +85,11 @@ def locate_named(
 
     Never a path, except through an alias of the owner. Raises ModelMissing, UsageError.
     """
-    from localchat.models.aliases import read_aliases
+    from localchat.models.aliases import find_alias, read_aliases
     from localchat.models.external.discovery import find_external_file
     from localchat.models.gguf_files import find_in_folder
 
-    if name == GUIDE or name in read_aliases(paths).aliases:
+    if name == GUIDE or find_alias(name, read_aliases(paths)):
         return locate(name, paths, why, environ)
     if stored := find_in_folder(name, paths.models_dir) or find_external_file(name, environ):
         return ResolvedModel(name, name, stored, why)

@@ -120,7 +120,7 @@ class ModelResolver:
         """Resolve a name. Reads the disk. Raises ModelMissing, ModelInvalid, UsageError."""
         from localchat.pool.entry import ModelSpec
 
-        if name in ("", self.own.name, self.own.word):
+        if name in ("", *self.own.names):
             model = self.own
         else:
             model = locate_named(name, self._paths, _CHOICE, self._environ)
@@ -149,7 +149,7 @@ class ModelResolver:
         return ModelSpec(model.name, options)
 
     def _options(self, model: ResolvedModel, name: str) -> EngineOptions:
-        settings = self._settings_for(dict.fromkeys((model.name, model.word, name)))
+        settings = self._settings_for(dict.fromkeys((*model.names, name)))
         return engine_options(
             model,
             settings,

@@ -295,6 +295,22 @@ def test_a_name_of_the_catalogue_leads_to_the_file_that_is_here(paths: Paths) ->
     ]
 
 
+def test_an_alias_is_the_name_that_is_shown_and_its_model_keeps_its_settings(paths: Paths) -> None:
+    file = paths.models_dir.parent / "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"GGUF")
+    add_alias(paths, "Coder", str(file))
+    for typed in ("Coder", "coder", "CODER"):
+        for found in (locate(typed, paths, "why"), locate_named(typed, paths, "why", {})):
+            assert (found.name, found.word, found.path) == ("Coder", "Coder", file)
+            assert found.names == ("Qwen2.5-Coder-1.5B-Instruct-Q4_K_M", "Coder")
+    add_alias(paths, "CODER", "guide")
+    assert locate("CODER", paths, "why").target == "guide"
+    assert locate("Coder", paths, "why").path == file
+    with pytest.raises(ModelMissing):
+        locate("coder", paths, "why")
+
+
 def test_the_nearest_names_begin_with_the_models_that_are_here(paths: Paths) -> None:
     paths.models_dir.mkdir(parents=True, exist_ok=True)
     (paths.models_dir / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf").write_bytes(b"GGUF")

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from localchat.config.paths import Paths
@@ -50,6 +51,23 @@ def test_empty_word_and_own_name_mean_the_servers_own_model(
         spec = resolver.resolve(word)
         assert (spec.name, spec.options.model) == ("mine", own.path)
     assert spec.options.load.max_slots == 5 and spec.options.load.threads == 3
+
+
+def test_an_own_model_with_an_alias_answers_to_all_its_names(
+    own: ResolvedModel, paths: Paths
+) -> None:
+    asked: list[str] = []
+
+    def record(names: Iterable[str]) -> Settings:
+        asked.extend(names)
+        return Settings()
+
+    alias = msgspec.structs.replace(own, word="coder", name="coder", target="mine")
+    resolver = ModelResolver(alias, record, paths, {})
+    for name in ("", "coder", "mine"):
+        assert resolver.resolve(name).name == "coder"
+    assert asked[:2] == ["mine", "coder"]
+    assert resolver.models()[0].name == "coder"
 
 
 def test_more_slots_are_for_all_models_of_a_server(own: ResolvedModel, paths: Paths) -> None:

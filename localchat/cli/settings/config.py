@@ -129,10 +129,20 @@ def _in_effect(app: AppContext, model: str | None) -> tuple[dict[str, Any], Mapp
     from localchat.config.settings_file import read_settings
 
     file = read_settings(find_paths(app.environ).settings_file)
-    names = (model,) if model else ()
-    settings, origins = resolve(file.layer(names), from_environment(app.environ))
+    layer = file.layer(_names_of(app, model) if model else ())
+    settings, origins = resolve(layer, from_environment(app.environ))
     values = msgspec.to_builtins(settings, str_keys=True)
     return {key: values[key] for key in PARAMETERS if key in values}, origins
+
+
+def _names_of(app: AppContext, model: str) -> tuple[str, ...]:
+    """Return the names whose settings apply to a model: also that of the model behind an alias."""
+    from localchat.models.resolve import locate
+
+    try:
+        return (*locate(model, find_paths(app.environ), "", app.environ).names, model)
+    except LocalchatError:
+        return (model,)  # the model is not on this machine
 
 
 def _write(app: AppContext, key: str, value: str | None, model: str | None) -> None:

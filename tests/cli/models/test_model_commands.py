@@ -204,7 +204,7 @@ def test_an_alias_runs_lists_and_leaves(call: Call, verb: Verb, home: Path, tmp_
     assert verb("cp", "fast", "faster").code == 0
     app = ScriptedApp(SCENARIOS["hello"])
     assert call(app, "run", "faster", "hi", named=False).code == 0
-    assert app.options[0].model == blob
+    assert (app.options[0].model, app.options[0].name) == (blob, "faster")
     assert rows(verb)["faster"]["alias_of"] == "ollama/qwen2.5:7b"
     assert verb("rm", "fast", "-y").code == 0
     assert "fast" not in rows(verb)

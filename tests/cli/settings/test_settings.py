@@ -163,6 +163,18 @@ def test_config_shows_sets_and_unsets(
     assert all(variable(key) in listed for key in PARAMETERS)
 
 
+def test_config_counts_the_settings_of_the_model_behind_an_alias(call: Call) -> None:
+    nothing = SCENARIOS["hello"]
+    assert call(nothing, "import", "guide", "mine", named=False).code == 0
+    call(nothing, "config", "set", "temperature", "0.3", "--for", "guide", named=False)
+    for name, value in (("guide", "0.3\n"), ("mine", "0.3\n"), ("other", "0.7\n")):
+        shown = call(nothing, "config", "get", "temperature", "--for", name, named=False).out
+        assert shown == value
+    call(nothing, "config", "set", "temperature", "0.4", "--for", "mine", named=False)
+    shown = call(nothing, "config", "get", "temperature", "--for", "mine", named=False).out
+    assert shown == "0.4\n"
+
+
 def test_a_changed_file_is_read_again_and_one_with_an_error_is_reported_once(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
