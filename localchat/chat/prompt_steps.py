@@ -80,11 +80,6 @@ class _PromptSteps:
         longest = int(max(self._spare, 0) / token_bytes)
         return min(longest, self._info.context_train or longest)
 
-    def _gained(self, longest: int | None) -> int:
-        if longest is None:
-            longest = self._goal
-        return max(longest - self._info.context_tokens, 0)
-
     def _suffices(self, longest: int | None) -> bool:
         return longest is None or longest > self._prompt
 
@@ -108,7 +103,7 @@ class _PromptSteps:
                     f"KV cache in {small.kv_type} rather than {info.kv_type}, and {tokens(target)} of "
                     "context",
                     round(saved),
-                    self._gained(longest),
+                    target - info.context_tokens,
                     self._suffices(longest),
                     f"--kv-type {small.kv_type} --ctx {target}",
                     (("kv_cache_type", small.kv_type), ("context_length", str(target))),
@@ -124,7 +119,7 @@ class _PromptSteps:
                 "context",
                 f"{tokens(target)} rather than {info.context_tokens:,}{cost}",
                 0,
-                self._gained(longest),
+                target - info.context_tokens,
                 self._suffices(longest),
                 f"--ctx {target}",
                 (("context_length", str(target)),),

@@ -42,6 +42,7 @@ def test_memory_that_is_free_bounds_the_context() -> None:
     fits, short = steps(5000)["context"], steps(9000)["context"]
     assert fits.suffices
     assert fits.settings == (("context_length", "6144"),)
+    assert fits.gained_tokens == 6144 - 4096
     longest = 600 * MB * 4096 // (400 * MB)  # all that is left for a cache
     assert not short.suffices
     assert short.settings == (("context_length", str(longest)),)
@@ -53,6 +54,7 @@ def test_a_coarser_cache_lets_in_what_a_longer_one_cannot() -> None:
     assert found.suffices
     assert dict(found.settings) == {"kv_cache_type": "q8_0", "context_length": "10240"}
     assert found.gained_bytes == round(400 * MB * (1 - 34 / 64))
+    assert found.gained_tokens == 10240 - 4096
 
 
 def test_nothing_but_another_model_helps_beyond_its_training() -> None:
