@@ -118,7 +118,10 @@ OTHER_WORDS: Final = (
 
 OTHER_FLAGS: Final = {
     **dict.fromkeys(("-n", "--n-predict", "--num-predict", "--predict"), "--max-tokens"),
-    **dict.fromkeys(("--num-ctx", "--ctx-size", "--n-ctx", "--context-length"), "--ctx"),
+    **dict.fromkeys(
+        ("--num-ctx", "--ctx-size", "--n-ctx", "--context", "--context-length", "--max-model-len"),
+        "--ctx",
+    ),
     **dict.fromkeys(("-ngl", "--n-gpu-layers", "--num-gpu"), "--gpu-layers"),
     **dict.fromkeys(("-ctk", "--cache-type-k", "--kv-cache-type"), "--kv-type"),
     **dict.fromkeys(("-sys", "--system-prompt"), "--system"),
@@ -129,7 +132,7 @@ OTHER_FLAGS: Final = {
     "--attachment": "--file",
     "--cid": "--conversation",
 }
-"""Flags of Ollama, llama.cpp and llm, and ours for the same."""
+"""Flags of Ollama, llama.cpp, vLLM and llm, and ours for the same."""
 
 
 def shell_advice(name: str) -> str:

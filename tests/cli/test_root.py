@@ -101,6 +101,7 @@ def test_lone_word_near_a_verb_is_refused_with_the_verb(call: Call, word: str) -
         ("hi --zzz", "there is no flag --zzz\n"),
         ("hi --vote 3", "there is no flag --vote\n"),
         ("hi --num-ctx 4096", "there is no flag --num-ctx; did you mean --ctx?"),
+        ("serve --context 4096", "there is no flag --context; did you mean --ctx?"),
         ("hi -ngl 99", "there is no flag -ngl; did you mean --gpu-layers?"),
         ("hi -n 20", "there is no flag -n; did you mean --max-tokens?"),
         ("hi --repeat-penalty 1.1", "did you mean -o repetition_penalty?"),
