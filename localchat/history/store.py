@@ -204,14 +204,18 @@ class History:
         with self._database.read() as connection:
             return search(connection, text, limit)
 
-    def rename(self, id_or_prefix: str, title: str) -> None:
-        """Change the title. Programs with the old title in memory do not overwrite it. Raises UsageError."""
+    def rename(self, id_or_prefix: str, title: str) -> str:
+        """Change the title and return it as stored. Raises UsageError.
+
+        Programs with the old title in memory do not overwrite it.
+        """
         id_ = self.find(id_or_prefix)
         title = searchable(" ".join(title.split()))
         if not title:
             raise UsageError("a title cannot be empty")
         with self._database.write() as connection:
             write_title(connection, id_, title)
+        return title
 
     def delete(self, id_or_prefix: str) -> None:
         """Delete a conversation. It can be restored for thirty days, with its KV. Raises UsageError."""

@@ -33,6 +33,29 @@ def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(
     play(Stage(tmp_path), what)
 
 
+def test_a_new_title_of_the_open_conversation_is_shown_at_once(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "one")
+        heading = app.chat.query_one("#title")
+        assert str(heading.render()) == "one"
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: isinstance(app.screen, HistoryScreen))
+        screen = app.screen
+        assert isinstance(screen, HistoryScreen)
+        await until(pilot, lambda: screen.marked)
+        await pilot.press("ctrl+s", "ctrl+u", "t", "w", "o", "enter")
+        await until(pilot, lambda: str(heading.render()) == "two")
+        await pilot.press("escape")
+        await say(pilot, "three")
+        assert str(heading.render()) == "two"
+        app.session.recorder.flush()
+        with History.open(tmp_path / "history.sqlite3") as other:
+            assert [summary.title for summary in other.list()] == ["two"]
+
+    play(Stage(tmp_path), what)
+
+
 def test_what_another_program_deleted_is_told_and_leaves_the_list(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)

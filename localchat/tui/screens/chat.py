@@ -490,7 +490,12 @@ class ChatScreen(Screen[None]):
             if id_ is not None:
                 self.open_conversation(id_)
 
-        self.app.push_screen(HistoryScreen(recorder.history, recorder.flush), closed)
+        def renamed(id_: str, title: str) -> None:
+            if id_ == self.session.conversation.id:
+                self.session.conversation.title = title
+                self.status_changed()
+
+        self.app.push_screen(HistoryScreen(recorder.history, recorder.flush, renamed), closed)
 
     def open_conversation(self, id_: str) -> None:
         """Resume a conversation of the history."""
@@ -702,7 +707,7 @@ class ChatScreen(Screen[None]):
         if self.session.busy:
             self._hint_busy()
         elif not self.focused_message.switch_version(step):
-            self.hint("there is no other version")
+            self.hint(f"there is no {'earlier' if step < 0 else 'later'} version")
 
     def action_page(self, step: int) -> None:
         if step < 0:

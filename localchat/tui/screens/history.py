@@ -35,9 +35,18 @@ class HistoryScreen(ListDialog[str]):
     KEYS_TEXT = "Enter open · ^S rename · Del delete · ^Z undo · Esc back"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("history")]
 
-    def __init__(self, history: "History", flush: Callable[[], bool] = lambda: False) -> None:
-        """`flush`: writes what is on its way to the history, and returns whether anything was."""
+    def __init__(
+        self,
+        history: "History",
+        flush: Callable[[], bool] = lambda: False,
+        on_rename: Callable[[str, str], None] = lambda _id, _title: None,
+    ) -> None:
+        """`flush`: writes what is on its way to the history, and returns whether anything was.
+
+        `on_rename`: called with the id and the new title of a conversation.
+        """
         super().__init__()
+        self._on_rename = on_rename
         self._history = history
         self._flush = flush
         self._summaries: dict[str, ConversationSummary] = {}
@@ -117,7 +126,7 @@ class HistoryScreen(ListDialog[str]):
         self._renaming = None
         field = self.query_one("#filter", Input)
         try:
-            self._history.rename(renamed, field.value)
+            self._on_rename(renamed, self._history.rename(renamed, field.value))
         except LocalchatError as problem:
             self.show_about(str(problem))
         field.placeholder = self.FILTER_TEXT
