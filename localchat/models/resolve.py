@@ -21,6 +21,7 @@ from localchat.fit.load_options import MAX_LORA_SCALE, LoadOptions, LoraAdapter
 from localchat.sanitize import sanitize_line
 
 if TYPE_CHECKING:
+    from localchat.models.aliases import Alias
     from localchat.models.catalog import Catalog
     from localchat.models.hub.manifest import Installed
 
@@ -46,7 +47,7 @@ class ResolvedModel(msgspec.Struct, frozen=True):
     """Source of the choice, as error messages show it."""
     remote: Remote | None = None
     notice: str = ""
-    """Sentence for the user, if the typed name was not that of the model."""
+    """Sentence for the user, if the typed or last name is not that of the model."""
     target: str = ""
     """Name of the model behind an alias. Empty without one."""
 
@@ -73,8 +74,10 @@ def locate(
 
     alias = find_alias(name, read_aliases(paths))
     if alias is not None:
-        model = _locate(alias.target, paths, f"{alias.name} is its alias; {why}", environ)
-        return msgspec.structs.replace(model, word=alias.name, name=alias.name, target=model.name)
+        model = _target_of(alias, paths, why, environ)
+        return msgspec.structs.replace(
+            model, word=alias.name, name=alias.name, target=model.name, why=why
+        )
     return _locate(name, paths, why, environ)
 
 
@@ -96,6 +99,19 @@ def locate_named(
     if _is_path(name):
         raise ModelMissing(f"no model {name!r}{_chosen(why)}")
     return _pulled(name, paths, why, environ)
+
+
+def _target_of(alias: "Alias", paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
+    """Return the model behind an alias. Raises ModelMissing with the way to repair the alias."""
+    source = f"the alias {alias.name}"
+    if _chosen(why):
+        source = f"{source}; {why}"
+    try:
+        return _locate(alias.target, paths, source, environ)
+    except ModelMissing as problem:
+        if _is_path(alias.target):
+            problem.hint = f"if it has moved: localchat import PATH {alias.name}"
+        raise
 
 
 def planned_load(
@@ -338,14 +354,15 @@ def locate_default(
     if chosen is not None:
         return locate(chosen, paths, chosen_by, environ)
     last = last_model(paths)
+    notice = ""
     if last is not None:
         try:
             return locate(last, paths, LAST_USED, environ)
         except (ModelMissing, ModelInvalid, UsageError):
-            # The last model was deleted. Fall back to the guide: the answer shows which model replied.
-            pass
+            notice = f"{sanitize_line(last)}, {LAST_USED}, is not here any more; the guide answers"
     try:
-        return locate(GUIDE, paths, "the built-in model")
+        guide = locate(GUIDE, paths, "the built-in model")
+        return msgspec.structs.replace(guide, notice=notice)
     except ModelMissing as problem:
         raise ModelMissing(
             "no model was named, and none is installed",

@@ -14,7 +14,13 @@ from localchat.models.hub.manifest import Manifest, PulledFile, record
 from localchat.models.hub.safe_paths import check_path
 from localchat.models.names import parse
 from localchat.models.quantizations import gguf_variants, is_quantization, quantization_of
-from localchat.models.resolve import locate, locate_named
+from localchat.models.resolve import (
+    IN_COMMAND,
+    locate,
+    locate_default,
+    locate_named,
+    remember_model,
+)
 
 CATALOGUE: dict[str, CatalogEntry] = read_models(shipped_file())
 
@@ -309,6 +315,27 @@ def test_an_alias_is_the_name_that_is_shown_and_its_model_keeps_its_settings(pat
     assert locate("Coder", paths, "why").path == file
     with pytest.raises(ModelMissing):
         locate("coder", paths, "why")
+
+
+def test_a_file_that_has_moved_is_named_with_its_alias_and_the_way_to_repair_it(
+    paths: Paths,
+) -> None:
+    add_alias(paths, "coder", "/nowhere/coder.gguf")
+    with pytest.raises(ModelMissing) as caught:
+        locate("coder", paths, IN_COMMAND)
+    assert caught.value.message == "there is no file /nowhere/coder.gguf (the alias coder)"
+    assert caught.value.hint == "if it has moved: localchat import PATH coder"
+
+
+def test_the_guide_says_that_it_answers_for_a_model_that_is_gone(paths: Paths) -> None:
+    assert locate_default(None, "", paths).notice == ""
+    add_alias(paths, "coder", "guide")
+    remember_model(locate("coder", paths, "why"), paths)
+    assert locate_default(None, "", paths).notice == ""
+    add_alias(paths, "coder", "/nowhere/coder.gguf")
+    guide = locate_default(None, "", paths)
+    assert guide.notice == "coder, the model used last, is not here any more; the guide answers"
+    assert guide.name == "guide"
 
 
 def test_the_nearest_names_begin_with_the_models_that_are_here(paths: Paths) -> None:

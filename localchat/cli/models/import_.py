@@ -61,7 +61,7 @@ def _import_file(app: AppContext, path: Path, name: str | None) -> None:
     """Make a name an alias of a file or a checkpoint. Importing it twice is not an error."""
     from localchat.backend_api.registry import choose_for_model
     from localchat.model_files.checkpoint import read_summary
-    from localchat.models.aliases import add_alias
+    from localchat.models.aliases import add_alias, remove_alias
     from localchat.models.gguf_files import plain_stem, split_parts
     from localchat.models.index import files_of, read_index
 
@@ -75,6 +75,10 @@ def _import_file(app: AppContext, path: Path, name: str | None) -> None:
     existing = read_index(paths, app.environ).find(name)
     outcome = "used in place"
     if existing is None:
+        add_alias(paths, name, str(path))
+    elif existing.kind == "alias" and existing.path is None:
+        # The file behind the alias has moved.
+        remove_alias(paths, existing.name)
         add_alias(paths, name, str(path))
     elif existing.path is not None and existing.path.samefile(path):
         outcome = "imported already"

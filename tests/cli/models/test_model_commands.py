@@ -219,6 +219,19 @@ def test_a_name_that_means_something_else_is_refused(
     assert verb("cp", "m", "--", name).code == 2
 
 
+def test_a_model_that_has_moved_is_imported_again_under_its_name(
+    verb: Verb, tmp_path: Path
+) -> None:
+    old = gguf(tmp_path / "old.gguf")
+    assert verb("import", str(old), "Mine").code == 0
+    other = gguf(tmp_path / "other.gguf", 2)
+    assert verb("import", str(other), "mine").code == 2
+    new = old.rename(tmp_path / "new.gguf")
+    assert verb("import", str(new), "mine").code == 0
+    assert rows(verb)["mine"]["alias_of"] == str(new)
+    assert "Mine" not in rows(verb)
+
+
 def test_an_alias_does_not_hide_a_model(verb: Verb, models_dir: Path) -> None:
     gguf(models_dir / "m.gguf")
     gguf(models_dir / "n.gguf", 2)
