@@ -158,9 +158,7 @@ class BatchOutput:
             raise self._mismatch(f"its line {line_number} is not a batch answer")
         number = int(match[1])
         if number >= len(hashes) or hashes[number] != int(match[2], 16):
-            raise self._mismatch(
-                f"its line {line_number} answers another line {number} than the input has"
-            )
+            raise self._mismatch(f"its line {line_number} answers line {number}, which has changed")
         return number
 
     def _mismatch(self, cause: str) -> UsageError:

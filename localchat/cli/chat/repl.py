@@ -191,12 +191,13 @@ class TerminalView:
         if run.state in ("asking", "running"):
             self._terminal.progress(name)
             return
-        state: str = run.state
-        if state != "done":
+        if run.state == "done":
+            size = counted(run.characters, "character")
+            outcome = f"done · {run.seconds:.1f} s · {size}"
+        else:
             reason = block.result.removeprefix("Error: ").partition("\n")[0]
-            state += f": {sanitize_line(reason[:_SHOWN_CHARACTERS])}"
-        size = counted(run.characters, "character")
-        self._terminal.print_line(f"  ◆ {name} · {state} · {run.seconds:.1f} s · {size}", dim=True)
+            outcome = f"{run.state}: {sanitize_line(reason[:_SHOWN_CHARACTERS])}"
+        self._terminal.print_line(f"  ◆ {name} · {outcome}", dim=True)
 
     def append_text(self, id_: str, text: str) -> None:
         if id_ != self._reasoning_id:
@@ -526,6 +527,8 @@ class Repl:
                     write(detail, dim=True)
             case QuestionUndone(_, hint):
                 write(hint)
+                if restored := self._session.restored:
+                    write(restored)
             case NewConversation(hint):
                 self._offered = None
                 write(hint)

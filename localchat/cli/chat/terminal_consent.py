@@ -56,14 +56,19 @@ class TerminalConsent:
             if not readable.done():
                 readable.set_result(None)
 
+        line = ""
         try:
             loop.add_reader(self._handle, note)
             await readable
-            return os.read(self._handle, 4096).decode("utf-8", "replace")
+            line = os.read(self._handle, 4096).decode("utf-8", "replace")
         except OSError:
-            return ""
+            pass  # the terminal is gone
         finally:
             loop.remove_reader(self._handle)
+            if not line:
+                # Ctrl+C and Ctrl+D leave the cursor behind the question.
+                self._terminal.print_line("")
+        return line
 
     def close(self) -> None:
         """Close the terminal."""

@@ -91,6 +91,40 @@ def test_the_terminal_is_asked_with_the_difference(
     assert (folder / "a.txt").read_text() == text
 
 
+@pytest.mark.process
+def test_undo_in_the_line_mode_names_the_files_that_it_restores(
+    screen: Callable[..., Screen], folder: Path
+) -> None:
+    flags = ("-i", "--tools", "edit", "--root", str(folder), "--tool-rounds", "1")
+    page = screen("edits", *flags, "change it")
+    page.wait_for("never) ")
+    page.press("y\n")
+    page.wait_for("done · ")
+    page.press("/undo\n")
+    page.wait_for("back before the last question")
+    page.wait_for("a.txt")
+    assert (folder / "a.txt").read_text() == "alpha\n"
+    page.press("\x04")
+    page.finish()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("key", ["\x03", "\x04"])
+def test_an_interrupted_question_ends_its_line(
+    screen: Callable[..., Screen], folder: Path, key: str
+) -> None:
+    flags = ("--tools", "edit", "--root", str(folder), "--tool-rounds", "1")
+    page = screen("edits", *flags, "change it", stdin=b"y\n")
+    page.wait_for("never) ")
+    page.press(key)
+    shown = page.wait_for("refused: ") + page.finish()[1]
+    (line,) = (line for line in shown.splitlines() if "◆ edit_file" in line)
+    assert "^C" not in line
+    assert "Allow?" not in line
+    assert "characters" not in line
+    assert (folder / "a.txt").read_text() == "alpha\n"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
