@@ -64,7 +64,7 @@ class AnswerBuilder:
         self._state: NodeState = "open"
         self._end: Finished | None = None
         self._thinking_since: float | None = None
-        self._text_begun = continued is not None
+        self._text_begun = False
         self._changed = False
 
     def take(self, event: Event) -> None:
@@ -144,7 +144,9 @@ class AnswerBuilder:
         if not self._text_begun:
             self._text_begun = True
             assert self.node is not None
-            self._view.put(AnswerBlock(self._id, "", branch_of(self._conversation, self.node)))
+            # A continued answer has text, and no longer the line about its end.
+            branch = branch_of(self._conversation, self.node)
+            self._view.put(AnswerBlock(self._id, self.text, branch))
 
     def _begin_reasoning(self) -> None:
         self._open()

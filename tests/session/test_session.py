@@ -102,6 +102,37 @@ def test_stopping_keeps_the_text_and_continuing_prolongs_it(tmp_path: Path) -> N
     run(Stage(tmp_path, script=script), play)
 
 
+def test_a_continued_answer_is_not_shown_as_stopped_while_it_grows(tmp_path: Path) -> None:
+    def script(request: Any) -> ScriptedAnswer:
+        word = "on" if sent(request)[-1][0] == "assistant" else "begun"
+        return ScriptedAnswer((word, *("." for _ in range(20_000))), gap_s=0.01)
+
+    async def play(chat: Chat) -> None:
+        task = asyncio.create_task(chat.session.ask("go"))
+        await chat.until(lambda: len(chat.page.pieces) > 3)
+        chat.session.stop()
+        await task
+        node = chat.session.last_answer()
+        assert node is not None
+        assert block_of(chat, node.id).ended == "stopped"
+        text = node.message.content
+        pieces = len(chat.page.pieces)
+        going_on = asyncio.create_task(chat.session.continue_answer())
+        await chat.until(lambda: len(chat.page.pieces) > pieces)
+        assert (block_of(chat, node.id).text, block_of(chat, node.id).ended) == (text, "")
+        chat.session.stop()
+        await going_on
+        assert block_of(chat, node.id).ended == "stopped"
+
+    run(Stage(tmp_path, script=script), play)
+
+
+def block_of(chat: Chat, id_: str) -> AnswerBlock:
+    block = chat.page.blocks[id_]
+    assert isinstance(block, AnswerBlock)
+    return block
+
+
 def test_a_question_stopped_before_its_first_word_is_asked_again(tmp_path: Path) -> None:
     answers = iter((ScriptedAnswer(("late",), gap_s=600.0), told("an answer")))
 
