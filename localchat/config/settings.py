@@ -155,7 +155,8 @@ def find_key(name: str, where: str) -> str:
     flag = name.lower().removeprefix("--").replace("_", "-")
     for key, parameter in PARAMETERS.items():
         # The flag of a switch that is on by default turns it off, so its name means the opposite.
-        if parameter.flag == f"--{flag}" and not flag.startswith("no-"):
+        flags = (parameter.flag, *parameter.names.split()[:-1])
+        if f"--{flag}" in flags and not flag.startswith("no-"):
             return key
     key = flag.replace("-", "_")
     check_key(key, where)

@@ -17,6 +17,7 @@ from localchat.config.settings import (
     Given,
     Settings,
     convert,
+    find_key,
     from_environment,
     resolve,
 )
@@ -36,6 +37,14 @@ def test_every_key_has_type_words_and_flag() -> None:
         name, _, option = parameter.flag.partition(" ")
         assert name in flags or key in SERVER_KEYS, key
         assert option in ("", key)
+
+
+def test_every_name_of_a_flag_finds_its_key() -> None:
+    for key, parameter in PARAMETERS.items():
+        for flag in (parameter.flag, *parameter.names.split()[:-1]):
+            if flag.startswith("--") and not flag.startswith("--no-"):
+                assert find_key(flag, "") == find_key(flag.removeprefix("--"), "") == key
+    assert find_key("temp", "") == "temperature"
 
 
 def test_every_flag_that_is_a_setting_is_named_as_its_key() -> None:
