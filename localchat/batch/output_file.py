@@ -157,8 +157,11 @@ class BatchOutput:
         if match is None:
             raise self._mismatch(f"its line {line_number} is not a batch answer")
         number = int(match[1])
-        if number >= len(hashes) or hashes[number] != int(match[2], 16):
-            raise self._mismatch(f"its line {line_number} answers line {number}, which has changed")
+        answered = f"its line {line_number} answers line {number}"
+        if number >= len(hashes):
+            raise self._mismatch(f"{answered}, which the input does not have")
+        if hashes[number] != int(match[2], 16):
+            raise self._mismatch(f"{answered}, which has changed")
         return number
 
     def _mismatch(self, cause: str) -> UsageError:

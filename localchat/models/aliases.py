@@ -29,21 +29,21 @@ class Aliases(msgspec.Struct, frozen=True):
     """Absolute paths, in the order in which they were added."""
 
 
-class Alias(NamedTuple):
+class ModelAlias(NamedTuple):
     """A name of the user for a model."""
 
     name: str
     target: str
 
 
-def find_alias(name: str, stored: Aliases) -> Alias | None:
+def find_alias(name: str, stored: Aliases) -> ModelAlias | None:
     """Return the alias of this name. Letter case matters only if several names differ in nothing else."""
     if name in stored.aliases:
-        return Alias(name, stored.aliases[name])
+        return ModelAlias(name, stored.aliases[name])
     matches = [alias for alias in stored.aliases if alias.casefold() == name.casefold()]
     if len(matches) != 1:
         return None
-    return Alias(matches[0], stored.aliases[matches[0]])
+    return ModelAlias(matches[0], stored.aliases[matches[0]])
 
 
 def check_name(name: str) -> None:

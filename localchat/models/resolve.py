@@ -21,7 +21,7 @@ from localchat.fit.load_options import MAX_LORA_SCALE, LoadOptions, LoraAdapter
 from localchat.sanitize import sanitize_line
 
 if TYPE_CHECKING:
-    from localchat.models.aliases import Alias
+    from localchat.models.aliases import ModelAlias
     from localchat.models.catalog import Catalog
     from localchat.models.hub.manifest import Installed
 
@@ -101,7 +101,9 @@ def locate_named(
     return _pulled(name, paths, why, environ)
 
 
-def _target_of(alias: "Alias", paths: Paths, why: str, environ: Mapping[str, str]) -> ResolvedModel:
+def _target_of(
+    alias: "ModelAlias", paths: Paths, why: str, environ: Mapping[str, str]
+) -> ResolvedModel:
     """Return the model behind an alias. Raises ModelMissing with the way to repair the alias."""
     source = f"the alias {alias.name}"
     if _chosen(why):

@@ -76,8 +76,11 @@ def test_errors_are_taken_out_to_be_asked_again(path: Path) -> None:
     [
         ('{"some": "json"}\n', "its line 1 is not a batch answer"),
         ("a text without a line end", "its line 1 is not a batch answer"),
-        ('{"id": "batch_req_2_0000000000000099"}\n', "another line 2"),
-        ('{"id": "batch_req_9_0000000000000016"}\n', "another line 9"),
+        ('{"id": "batch_req_2_0000000000000099"}\n', "answers line 2, which has changed"),
+        (
+            '{"id": "batch_req_9_0000000000000016"}\n',
+            "answers line 9, which the input does not have",
+        ),
         ('{"id": "batch_req_2_0000000000000016"}\n' * 2, "line 2 of the input again"),
     ],
 )
