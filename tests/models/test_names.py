@@ -307,9 +307,9 @@ def test_an_alias_is_the_name_that_is_shown_and_its_model_keeps_its_settings(pat
     file.write_bytes(b"GGUF")
     add_alias(paths, "Coder", str(file))
     for typed in ("Coder", "coder", "CODER"):
-        for found in (locate(typed, paths, "why"), locate_named(typed, paths, "why", {})):
-            assert (found.name, found.word, found.path) == ("Coder", "Coder", file)
-            assert found.names == ("Qwen2.5-Coder-1.5B-Instruct-Q4_K_M", "Coder")
+        for model in (locate(typed, paths, "why"), locate_named(typed, paths, "why", {})):
+            assert (model.name, model.word, model.path) == ("Coder", "Coder", file)
+            assert model.names == ("Qwen2.5-Coder-1.5B-Instruct-Q4_K_M", "Coder")
     add_alias(paths, "CODER", "guide")
     assert locate("CODER", paths, "why").target == "guide"
     assert locate("Coder", paths, "why").path == file

@@ -56,17 +56,17 @@ def test_empty_word_and_own_name_mean_the_servers_own_model(
 def test_an_own_model_with_an_alias_answers_to_all_its_names(
     own: ResolvedModel, paths: Paths
 ) -> None:
-    asked: list[str] = []
+    seen_names: list[str] = []
 
     def record(names: Iterable[str]) -> Settings:
-        asked.extend(names)
+        seen_names.extend(names)
         return Settings()
 
     alias = msgspec.structs.replace(own, word="coder", name="coder", target="mine")
     resolver = ModelResolver(alias, record, paths, {})
     for name in ("", "coder", "mine"):
         assert resolver.resolve(name).name == "coder"
-    assert asked[:2] == ["mine", "coder"]
+    assert seen_names[:2] == ["mine", "coder"]
     assert resolver.models()[0].name == "coder"
 
 

@@ -707,7 +707,8 @@ class ChatScreen(Screen[None]):
         if self.session.busy:
             self._hint_busy()
         elif not self.focused_message.switch_version(step):
-            self.hint(f"there is no {'earlier' if step < 0 else 'later'} version")
+            kind = "earlier" if step < 0 else "later"
+            self.hint(f"there is no {kind} version")
 
     def action_page(self, step: int) -> None:
         if step < 0:
