@@ -53,6 +53,9 @@ _SINGLE_TEXT = frozenset({"plamo2"})
 _MAPPED = "_Mapped"
 _IN_RAM = ("CPU", "AMX")
 """The library's names of buffers in RAM."""
+_GPU_ROW_COST = 0.15
+_CPU_ROW_COST = 0.5
+"""Two cores need 0.45 to 1.0. If rows are cheaper, drafts that are likely enough measure it."""
 _ALONE = "This llama.cpp computes one text of this model at a time. Other requests wait."
 
 
@@ -285,6 +288,9 @@ def _capabilities(
         limits = (sentence.format(window),)
     alone = target.architecture in _SINGLE_TEXT
     on_gpu = request.plan.gpu_layers != 0
+    row_cost = _CPU_ROW_COST
+    if on_gpu:
+        row_cost = _GPU_ROW_COST
     cells = context_cells(spec.context_tokens)
     return Capabilities(
         context_tokens=request.plan.context_tokens,
@@ -305,6 +311,7 @@ def _capabilities(
         kv_type=spec.kv_type,
         kv_types=target.kv_types,
         seeds_run_alone=not on_gpu,
+        row_cost=row_cost,
         moves_rows=rewind == "any",
         step_target_s=0.1 if on_gpu else 0.25,
         widths=_widths(model, spec, request),

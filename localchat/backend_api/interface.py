@@ -192,6 +192,10 @@ class Capabilities:
     drafts would cost more than they save."""
     draft_step_tokens: int = 1 << 30
     """Token limit of a step with drafts. Wider steps are too rare to be prepared."""
+    row_cost: float = 0.15
+    """Assumed cost of each further row, relative to a step of one row.
+
+    Steps replace it by what they measure. If it is too low, the first drafts after a load are too long."""
     moves_rows: bool = False
     """Plans may repeat the rows of an earlier plan, each some tokens further on (StepPlan.moved)."""
     prepares_steps: bool = False

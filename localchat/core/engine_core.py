@@ -109,7 +109,7 @@ class EngineCore:
         holds_states = bool(can.saved_states) or (can.share and can.max_slots > can.max_rows)
         self._speculation = speculation and (can.rewind != "checkpoint" or holds_states)
         token_budget = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
-        self._step_costs = costs = CostModel(can.widths.decode)
+        self._step_costs = costs = CostModel(can.widths.decode, can.row_cost)
         self._pauses = PauseClock(costs)
         preparing = cast(PreparingRunner, runner) if can.prepares_steps else None
         self._compiling = preparing

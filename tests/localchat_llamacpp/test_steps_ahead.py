@@ -99,6 +99,11 @@ def test_a_cpu_computes_a_step_when_it_is_collected(start: Start) -> None:
     assert calls.decoded == 1
 
 
+def test_rows_are_assumed_to_cost_more_on_a_cpu_until_they_are_measured(start: Start) -> None:
+    assert start(step=128).runner.capabilities.row_cost == 0.5
+    assert start(step=128, gpu_layers=-1).runner.capabilities.row_cost == 0.15
+
+
 @pytest.mark.parametrize("name", ["mamba", "gemma3"])
 def test_what_cannot_be_truncated_anywhere_begins_early_and_has_one_step_in_flight(
     start: Start, name: str

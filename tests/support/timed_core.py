@@ -70,7 +70,7 @@ _CPU_MS = {1: 30, 2: 37, 4: 51, 8: 90, 16: 144, 32: 280, 64: 510, 128: 990, 256:
 CPU = Machine(
     Capabilities(
         context_tokens=4096, kv_tokens=1 << 18, max_slots=128, max_rows=128, max_step_tokens=512,
-        block_tokens=16, bytes_per_token=1,
+        block_tokens=16, bytes_per_token=1, row_cost=0.5,
     ),
     _CPU_MS, pads=False, prompt_ms=0.0, prompt_token_ms=7.6, launch_ms=0.1, launch_row_ms=0.01,
     result_row_ms=0.05,
@@ -79,7 +79,7 @@ CPU = Machine(
 GPU = Machine(
     replace(
         CPU.capabilities, max_step_tokens=4096, depth=2, step_target_s=0.2, shared_step_target_s=0.021,
-        draft_rows=8, draft_step_tokens=64, prepares_steps=True,
+        draft_rows=8, draft_step_tokens=64, prepares_steps=True, row_cost=0.15,
         widths=Widths(decode=tuple(_GPU_MS)),
     ),
     _GPU_MS, pads=True, prompt_ms=2.0, prompt_token_ms=0.021, launch_ms=0.4, launch_row_ms=0.008,

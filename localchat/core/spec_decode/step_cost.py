@@ -7,7 +7,6 @@ from localchat.core.scheduler.step_builder import ScheduledStep
 
 _FOLLOW = 0.2
 _DRIFT = 0.1
-_UNSEEN_SLOPE = 0.15
 _MAX_OVER_WIDER = 1.1
 _FORGET = 0.99
 """Factor for the cost of a width observed once, with each step of another width."""
@@ -18,14 +17,18 @@ class CostModel:
 
     An estimate is a common scale times a shape. Longer contexts and other work on the machine slow down steps
     of all widths, so every step moves the scale, and its own width moves the shape. Widths that were never
-    seen are interpolated. Beyond the widest, a token is assumed to cost 15 % of a plain step, which is
-    optimistic on a CPU and corrected by the first such step. If that step was slow by chance, no second one
-    would follow. So its cost decays until there is a second one, and the shorter of the two counts.
+    seen are interpolated. Beyond the widest, each row is assumed to cost as much as the runner says. The first
+    such step corrects that. If that step was slow by chance, no second one would follow. So its cost decays
+    until there is a second one, and the shorter of the two counts.
     """
 
-    def __init__(self, widths: Sequence[int] = ()) -> None:
-        """`widths`: row counts to which steps are padded, ascending. Empty: steps are not padded."""
+    def __init__(self, widths: Sequence[int] = (), row_cost: float = 0.15) -> None:
+        """`widths`: row counts to which steps are padded, ascending. Empty: steps are not padded.
+
+        `row_cost`: assumed cost of each further row, over that of a step of one row.
+        """
         self._widths = widths
+        self._row_cost = row_cost
         self._gap_s = 0.0
         self._more_s = 0.0
         self._scale = 0.0
@@ -93,7 +96,7 @@ class CostModel:
         """Estimate a step of `rows` tokens. A plain step takes 1.0 until one was observed."""
         rows = self.padded(rows)
         if not self._shape:
-            return 1 + _UNSEEN_SLOPE * (rows - 1)
+            return self._unseen(rows)
         if rows in self._shape:
             return self._scale * self._shape[rows]
         below = max((width for width in self._shape if width < rows), default=0)
@@ -114,7 +117,7 @@ class CostModel:
         return rows
 
     def _unseen(self, rows: int) -> float:
-        return 1 + _UNSEEN_SLOPE * (rows - 1)
+        return 1 + self._row_cost * (rows - 1)
 
 
 class PauseClock:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,25 @@ def partly(share: float) -> Text:
     return text
 
 
+def phrases(dice: random.Random) -> tuple[list[int], list[int]]:
+    """Random words and phrases that occurred before. About half of the guesses after three tokens are right."""
+    text = dice.choices(LETTERS, k=20)
+    while len(text) < PROMPT + ANSWER:
+        if dice.random() < 0.6:
+            start = dice.randrange(len(text) - 12)
+            text += text[start : start + dice.randrange(3, 9)]
+        text += dice.choices(LETTERS, k=3)
+    return text[:PROMPT], text[PROMPT : PROMPT + ANSWER]
+
+
+def with_rows(cost: float, *, assumed: float) -> Machine:
+    """A CPU on which each further row costs this part of the first, and another part is assumed."""
+    milliseconds = {rows: 30 * (1 + cost * (rows - 1)) for rows in CPU.decode_ms}
+    return CPU._replace(
+        decode_ms=milliseconds, capabilities=replace(CPU.capabilities, row_cost=assumed)
+    )
+
+
 def ratio(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, text: Text, streams: int
 ) -> tuple[float, TimedCore]:
@@ -72,6 +92,37 @@ def test_drafts_never_cost_and_pay_where_texts_repeat(
     found, _ = ratio(monkeypatch, machine, text, streams)
     assert found > 0.98
     assert text is not copied or streams > (8 if machine is GPU else 1) or found > 1.2
+
+
+@pytest.mark.parametrize(("streams", "share"), [(1, 0.06), (4, 0.02), (8, 0.01)])
+def test_few_drafts_of_the_first_answers_after_a_load_are_rejected(
+    monkeypatch: pytest.MonkeyPatch, streams: int, share: float
+) -> None:
+    """If 0.15 were assumed, 8, 6 and 4 % of the tokens would be computed in vain."""
+    generated = 0
+    rejected = 0
+    for load in range(10):
+        core = TimedCore(monkeypatch, with_rows(0.65, assumed=0.5))
+        core.answer([phrases(random.Random(100 * load + stream)) for stream in range(streams)])
+        generated += streams * ANSWER
+        computed = sum(row.width for plan in core.runner.plans for row in plan.rows)
+        # The last token of an answer is never computed.
+        rejected += computed - streams * (PROMPT + ANSWER - 1)
+    assert rejected < share * generated
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_cheap_rows_are_measured_whatever_cost_is_assumed(
+    monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    steps = []
+    for assumed in (0.1, 0.5):
+        core = TimedCore(monkeypatch, with_rows(0.1, assumed=assumed))
+        for burst in range(3):
+            core.answer([copied(random.Random(100 * burst + each)) for each in range(streams)])
+        steps.append(len(core.runner.plans))
+    assert steps[1] < 1.2 * steps[0]
+    assert steps[1] < 3 * ANSWER / 2
 
 
 @pytest.mark.parametrize("text", [fresh, copied])

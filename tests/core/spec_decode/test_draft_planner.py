@@ -122,6 +122,15 @@ def test_a_width_first_measured_in_a_bad_moment_costs_little_more_than_a_wider_o
     assert model.seconds(32) == pytest.approx(6.0)
 
 
+def test_rows_beyond_the_widest_step_cost_what_the_runner_says() -> None:
+    model = CostModel(row_cost=0.5)
+    assert model.seconds(5) == pytest.approx(3.0)
+    model.observe(1, 0.01)
+    assert model.seconds(9) == pytest.approx(0.05)
+    model.observe(9, 0.06)
+    assert model.seconds(19) == pytest.approx(0.12)
+
+
 def learned(wide_s: float, *, plain: int) -> CostModel:
     """A model that saw plain steps of 10 ms, one of eight rows, and `plain` more."""
     cost = CostModel()
