@@ -133,6 +133,9 @@ def after_requests(served: Served, count: int, *, clients: int = 16) -> dict[str
 # ---------------------------------------------------------------------------- with a real model
 
 
+_DRAFT_COUNTERS = ("drafted", "accepted")
+
+
 class Case(NamedTuple):
     """Clients that ask at the same time, each once."""
 
@@ -154,6 +157,7 @@ def model_case(case: Case, served: Sequence[Served]) -> dict[str, dict[str, floa
     ]
     figures: dict[str, dict[str, float]] = {}
     for server in served:
+        before_drafts = {name: server.counter(name) for name in _DRAFT_COUNTERS}
         before_s = server.cpu_s()
         all_before_s = server.all_cpu_s()
         spent_s, answers = together(server.port, bodies)
@@ -170,6 +174,11 @@ def model_case(case: Case, served: Sequence[Served]) -> dict[str, dict[str, floa
         # The rival is one process.
         if server_ms < all_ms / 2:
             values["CPU ms per token, server process"] = server_ms / tokens
+        for name, before in before_drafts.items():
+            # Times differ from run to run and from prompt to prompt by more than drafts cost.
+            count = (server.counter(name) or 0) - (before or 0)
+            if count or case.ours_only:
+                values[f"draft tokens per 100 tokens, {name}"] = 100 * count / tokens
         for name, value in values.items():
             figures.setdefault(f"{case.label}: {name}", {})[server.name] = value
     return figures
@@ -253,7 +262,7 @@ def model_long(words: int, clients: int, served: Sequence[Served]) -> dict[str, 
             "tok/s, prompts and answers": tokens / spent_s,
             "CPU ms per token": (server.all_cpu_s() - before_s) / tokens * 1e3,
         }
-        if (preemptions := server.preemptions()) is not None:
+        if (preemptions := server.counter("preemptions")) is not None:
             values["preemptions"] = preemptions
         for name, value in values.items():
             figures.setdefault(f"{clients} long prompts: {name}", {})[server.name] = value

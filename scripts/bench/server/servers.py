@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ECHO = "scripts.bench.server.echo_backend:EchoBackend"
 SCRIPTED = "tests.support.scripted_backend:ScriptedBackend"
 _PATIENCE_S = 120.0
-_PREEMPTIONS = re.compile(rb"^localchat\w*preemptions\w*(?:\{.*\})? ([\d.e+]+)$", re.MULTILINE)
+_COUNTER = r"^localchat_engine_{}_total(?:\{{.*\}})? ([\d.e+]+)$"
 
 _LLAMACPP = """
 import sys, threading, xllamacpp
@@ -61,12 +61,13 @@ class Served(NamedTuple):
         main_s = sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
         return self.all_cpu_s() - self.cpu_s(), main_s
 
-    def preemptions(self) -> float | None:
-        """Preempted requests so far. None if the server does not report them."""
+    def counter(self, name: str) -> float | None:
+        """Return a counter of the engine, such as `preemptions`. None if the server does not report it."""
         wire = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_PATIENCE_S)
         try:
             wire.request("GET", "/metrics")
-            match = _PREEMPTIONS.search(wire.getresponse().read())
+            text = wire.getresponse().read().decode()
+            match = re.search(_COUNTER.format(name), text, re.MULTILINE)
         finally:
             wire.close()
         if match is None:
