@@ -8,6 +8,8 @@ from localchat.core.scheduler.step_builder import ScheduledStep
 _FOLLOW = 0.2
 _DRIFT = 0.1
 _MAX_OVER_WIDER = 1.1
+_MAX_OVER_SECOND = 2.0
+"""Limit on the first observation of a width, as a multiple of the second. The rest is another program's load."""
 _FORGET = 0.99
 """Factor for the cost of a width observed once, with each step of another width."""
 
@@ -19,7 +21,8 @@ class CostModel:
     of all widths, so every step moves the scale, and its own width moves the shape. Widths that were never
     seen are interpolated. Beyond the widest, each row is assumed to cost as much as the runner says. The first
     such step corrects that. If that step was slow by chance, no second one would follow. So its cost decays
-    until there is a second one, and the shorter of the two counts.
+    until there is a second one. Then their mean counts, because other widths have means too: on a busy machine,
+    the shorter of the two makes drafts look cheap.
     """
 
     def __init__(self, widths: Sequence[int] = (), row_cost: float = 0.15) -> None:
@@ -59,7 +62,9 @@ class CostModel:
                 self._shape[width] * _FORGET, min(self._shape[width], self._unseen(width))
             )
         if rows in self._once:
-            self._shape[rows] = min(self._once.pop(rows), seconds / self._scale)
+            relative = seconds / self._scale
+            first = min(self._once.pop(rows), _MAX_OVER_SECOND * relative)
+            self._shape[rows] = (first + relative) / 2
             return
         # One step that shared the CPU with another program must not count in full.
         deviation = min(max(seconds / self.seconds(rows), 0.5), 2.0) - 1

@@ -147,16 +147,24 @@ def test_one_step_that_was_slow_by_chance_does_not_end_drafts() -> None:
     cost = learned(0.3, plain=300)
     assert could_pay(1, cost, MOST)
     cost.observe(8, 0.02)
-    assert cost.seconds(8) == pytest.approx(0.02)
+    assert cost.seconds(8) == pytest.approx(0.03)
+    assert could_pay(1, cost, MOST)
+
+
+def test_the_mean_of_the_first_two_steps_of_a_width_counts() -> None:
+    for first, second in ((0.06, 0.04), (0.04, 0.06)):
+        cost = learned(first, plain=3)
+        cost.observe(8, second)
+        assert cost.seconds(8) == pytest.approx(0.05)
 
 
 def test_a_width_that_was_slow_twice_stays_so() -> None:
     cost = learned(0.1, plain=300)
     cost.observe(8, 0.12)
-    assert cost.seconds(8) == pytest.approx(0.1)
+    assert cost.seconds(8) == pytest.approx(0.11)
     for _ in range(500):
         cost.observe(1, 0.01)
-    assert cost.seconds(8) == pytest.approx(0.1)
+    assert cost.seconds(8) == pytest.approx(0.11)
     assert not could_pay(1, cost, 7)
 
 
