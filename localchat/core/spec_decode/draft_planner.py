@@ -6,8 +6,8 @@ nothing. A step has drafts of one source, n-grams or the draft model, whichever 
 
 Each sequence has a draft budget, in plain steps. Plain steps fill it slowly, and a step with drafts adds what
 the sequence gained or lost. Drafts stop when the budget is used up, so those that do not help cost a sequence
-about a fiftieth of its speed. While nothing is drafted, acceptance rates return to their priors, so n-grams are
-tried again now and then. The draft model has a budget of its own, which also pays for probes of one token.
+about a fiftieth of its speed. Rates of n-grams follow the text even while nothing is drafted, so drafts begin
+again once they would be right. The draft model has a budget of its own, which also pays for probes.
 
 A runner that is ahead launches a step before the previous one returns. Drafts need the previous step's tokens,
 so the runner waits for them, and all sequences of the step wait with it. Then the budget of every sequence must
@@ -433,7 +433,7 @@ class DraftPlanner:
                 drafts.ngrams.append(tokens)
             else:
                 drafts.by_model = drafts.by_model and not drafted
-                drafts.ngrams.advance(tokens, drafted)
+                drafts.ngrams.advance(tokens)
         if step.is_decode:
             # The time of a step with a prompt says nothing about the cost of drafts.
             self._settle(step, row, accepted, elapsed_s)

@@ -5,8 +5,9 @@ equally long. After a long copy that ends in a difference, it also searches near
 ended and accepts shorter matches there, so that a file with small edits is found again at once. Texts of other
 requests are no source: they rarely help, and flatter a benchmark.
 
-Each drafted token has a probability of acceptance, learned by the length of the match that led to it. A new
-text starts with the rates of earlier texts. The planner turns these probabilities into draft lengths
+Each drafted token has a probability of acceptance, learned by the length of the match that led to it. Proposals
+that were not drafted teach it too, at no cost, because the next token shows whether they were right. A new text
+starts with the rates of earlier texts. The planner turns these probabilities into draft lengths
 (draft_planner.py).
 
 Counts and path probabilities follow SuffixDecoding (Oliaro et al. 2025), windows that follow accepted tokens
@@ -124,17 +125,14 @@ class NgramProposer:
         self._draft = []
         self._kinds = []
 
-    def advance(self, tokens: Sequence[int], drafted: int = 0) -> None:
+    def advance(self, tokens: Sequence[int]) -> None:
         """Append the tokens of a step: the accepted drafts and the sampled token after them.
 
-        `drafted`: how many tokens of the last proposal went into the step.
+        Learn from the last proposal, even if none of it was drafted: its first token can still be compared.
         """
-        if not drafted:
-            self._rates.forget()
-        accepted = min(drafted, len(tokens) - 1)
-        # Tokens after the first wrong one were never compared with the model's.
-        for index, kind in enumerate(self._kinds[: min(accepted + 1, drafted)]):
-            self._rates.learn(kind, index < accepted)
+        # Tokens after the first wrong one cannot be compared with the model's.
+        for kind, draft, token in zip(self._kinds, self._draft, tokens, strict=False):
+            self._rates.learn(kind, draft == token)
         self._follow_copy(tokens)
         self._text.extend(tokens)
         self.withdraw()
@@ -144,6 +142,8 @@ class NgramProposer:
 
         A grammar forced them, another source drafted them, or the step had too many rows for drafts.
         """
+        if self._draft:
+            self.withdraw()
         self._text.extend(tokens)
 
     def _follow_copy(self, tokens: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ _FOLLOW = 0.2
 _DRIFT = 0.1
 _MAX_OVER_WIDER = 1.1
 _MAX_OVER_SECOND = 2.0
-"""Limit on the first observation of a width, as a multiple of the second. The rest is another program's load."""
+"""Limit on the first step of a width, as a multiple of the second. The rest is another program's load."""
 _FORGET = 0.99
 """Factor for the cost of a width observed once, with each step of another width."""
 
