@@ -48,7 +48,7 @@ from localchat.history.tables import (
 _RESTORABLE_S: Final = 30 * 24 * 3600.0
 """Time for which a deleted conversation can be restored."""
 _CONFIRMATION_S: Final = 24 * 3600.0
-"""Time between the starts that must agree that this time is over, because a clock may be wrong once."""
+"""Time between two starts that must agree on that, because a clock may be wrong once."""
 _MIN_PREFIX: Final = 4
 _LARGE_TEXT: Final = 256 << 10
 """Characters of a message whose space is released immediately."""

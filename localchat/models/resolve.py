@@ -47,7 +47,7 @@ class ResolvedModel(msgspec.Struct, frozen=True):
     """Source of the choice, as error messages show it."""
     remote: Remote | None = None
     notice: str = ""
-    """Sentence for the user, if the typed or last name is not that of the model."""
+    """Sentence for the user, if another model than the named one answers."""
     target: str = ""
     """Name of the model behind an alias. Empty without one."""
 

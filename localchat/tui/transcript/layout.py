@@ -324,7 +324,7 @@ class BlockLayout:
         return block_rows
 
     def redraw(self, index: int) -> int:
-        """Lay out a block, and return the first row of the transcript to draw since the last redraw."""
+        """Lay out a block. Return the first row, of the transcript, that changed since the last redraw."""
         rows = self.rows(index).rows
         item = self.items[index]
         first = self.top(index) + item.first_changed
