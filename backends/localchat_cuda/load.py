@@ -137,12 +137,9 @@ def load_runner(
     def report_waiting(done: int, ranks: int) -> bool:
         return progress(total - 1, total)
 
-    source: WeightSource
-    if group is not None and path is not None and path.is_dir():
-        checkpoint = CheckpointWeights(path, device, in_slices=True)
-        source = RankWeights(checkpoint, group.config, config, group.rank)
-    else:
-        source = source_of(config, path, device)
+    source = source_of(config, path, device, in_slices=group is not None)
+    if group is not None and isinstance(source, CheckpointWeights):
+        source = RankWeights(source, group.config, config, group.rank)
     formats: LayerFormats = ()
     if isinstance(source, GgufWeights):
         formats = layer_formats(source.header)
@@ -272,13 +269,17 @@ def _pinned(memory: HostMemory | None, notify: Callable[[str], None]) -> HostMem
     return memory
 
 
-def source_of(config: ModelConfig, path: Path | None, device: torch.device) -> WeightSource:
-    """Return the weights of the folder or GGUF file at `path`; None: random weights."""
+def source_of(
+    config: ModelConfig, path: Path | None, device: torch.device, *, in_slices: bool = False
+) -> WeightSource:
+    """Return the weights of the folder or GGUF file at `path`; None: random weights.
+
+    `in_slices`: see CheckpointWeights."""
     if path is None:
         return random_weights(config, device)
     if path.is_file():
         return GgufWeights(read_header(path), device)
-    return CheckpointWeights(path, device)
+    return CheckpointWeights(path, device, in_slices=in_slices)
 
 
 def random_weights(config: ModelConfig, device: torch.device) -> RandomWeights:

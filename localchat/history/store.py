@@ -48,7 +48,7 @@ from localchat.history.tables import (
 _RESTORABLE_S: Final = 30 * 24 * 3600.0
 """Time for which a deleted conversation can be restored."""
 _CONFIRMATION_S: Final = 24 * 3600.0
-"""Time between two starts that must agree on that, because a clock may be wrong once."""
+"""Time between the two starts that must agree before a purge. One clock may be wrong."""
 _MIN_PREFIX: Final = 4
 _LARGE_TEXT: Final = 256 << 10
 """Characters of a message whose space is released immediately."""
