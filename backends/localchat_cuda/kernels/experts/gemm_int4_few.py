@@ -392,8 +392,8 @@ def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> Fe
     blocks = 1
     registers = 0
     if gated:
-        warps = 4 if e2m1 and rows == 1 else 2
-        depth = 2
+        warps = 4 if rows == 1 else 2
+        depth = 2 if e2m1 or rows > 1 else 4
         if e2m1 and rows > 2:
             depth = 1
             registers = 80 if rows <= 4 else 64
@@ -403,6 +403,8 @@ def tile_for(rows: int, features: int, k: int, *, gated: bool, e2m1: bool) -> Fe
     elif rows == 1:
         warps = 2
         depth = 3
+        if features % 32 == 0:
+            blocks = 2
     else:
         warps = 1
         depth = 2

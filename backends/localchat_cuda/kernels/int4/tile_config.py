@@ -65,6 +65,9 @@ _DOWN = (3584, 18944)
 _QKV = (4608, 3584)
 _O = (3584, 3584)
 """Qwen2.5-7B, as (N, K)."""
+_MIXTURE_QKV = (5120, 2048)
+_MIXTURE_O = (2048, 4096)
+"""Attention of Qwen3-30B-A3B."""
 
 _MEASURED_SMS = 132
 """Multiprocessors of an H200, as of an H100 on SXM."""
@@ -74,6 +77,8 @@ _MEASURED: dict[tuple[GemmVariant, int], dict[tuple[int, int], TileConfig]] = {
         _DOWN: TileConfig(1, 4, 1, 5, 64),
         _QKV: TileConfig(1, 4, 1, 4, 64),
         _O: TileConfig(4, 1, 2, 14, 168),
+        _MIXTURE_QKV: TileConfig(1, 4, 1, 4, 64),
+        _MIXTURE_O: TileConfig(1, 4, 2, 4, 64),
     },
     ("int8", 8): {
         _GATE_UP: TileConfig(2, 2, 1, 1, 96),
