@@ -83,4 +83,5 @@ def test_the_plan_counts_the_copy_where_it_shortens_no_context(
     tight = gpu(19 * GB, 24 * GB)
     assert not plan(CONFIG, [header(15 * GB)], asked, tight).head_bounds
     odd = parse_config({**QWEN25, "hidden_size": 1792 + 64, "head_dim": 64}, "it")
-    assert not plan(odd, [header(15 * GB)], asked, roomy).head_bounds
+    assert plan(odd, [header(15 * GB)], asked, roomy).head_bounds
+    assert head_bounds_bytes(odd) == odd.vocabulary * (1920 + 8)

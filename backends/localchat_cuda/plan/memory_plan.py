@@ -57,8 +57,6 @@ LARGEST_CAPTURED = 4096
 """Rows of the largest step that is captured as a graph."""
 HEAD_BOUNDS = True
 """Whether a load may have an int8 copy of its head, which bounds the logits."""
-HEAD_COLUMNS = 128
-"""The gemm of an 8-bit head takes columns in runs of this length."""
 _DEQUANT_PAGES = 512
 _DEQUANT_BYTES = 1 << 27
 """Limit on the pages of an FP8 cache that a step dequantizes: 32,768 tokens, fewer with many key heads."""
@@ -111,13 +109,12 @@ def plan(
     _check_options(config, options)
     share = weight_share(undivided or config, config)
     load = _GpuLoad(config, headers, options, gpu, ram_bytes, draft, share)
-    shared_pool = _memory_plan(_budget(load, has_window_pool=False))
-    if not window_plan.window_of(config) or config.recurrent is not None:
-        return shared_pool
-    window_pool = _memory_plan(_budget(load, has_window_pool=True))
-    if _saves(window_pool, shared_pool, options.max_slots):
-        return window_pool
-    return shared_pool
+    budget = _budget(load, has_window_pool=False)
+    if window_plan.window_of(config) and config.recurrent is None:
+        windowed = _budget(load, has_window_pool=True)
+        if _saves(_memory_plan(windowed), _memory_plan(budget), options.max_slots):
+            budget = windowed
+    return _memory_plan(_with_head_bounds(budget))
 
 
 def _saves(window_pool: MemoryPlan, shared_pool: MemoryPlan, slots: int) -> bool:
@@ -257,7 +254,7 @@ def can_bound_head(config: ModelConfig) -> bool:
     plain = config.dtype != "float32" and not config.head_format and not config.head_cap
     # Likely tokens would have to be found across GPUs.
     plain = plain and config.ranks == 1
-    return HEAD_BOUNDS and plain and config.hidden % HEAD_COLUMNS == 0
+    return HEAD_BOUNDS and plain
 
 
 def table_bytes(slots: int, context: int) -> int:
@@ -420,7 +417,7 @@ def _budget(load: _GpuLoad, *, has_window_pool: bool) -> GpuBudget:
     if has_window_pool:
         budget = _with_window_pool(budget)
     budget = replace(budget, notes=(*_window_notes(budget), *budget.notes))
-    return _with_head_bounds(_with_prediction_head(budget))
+    return _with_prediction_head(budget)
 
 
 def _base_budget(load: _GpuLoad, *, has_window_pool: bool) -> GpuBudget:

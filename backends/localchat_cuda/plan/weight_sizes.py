@@ -207,4 +207,4 @@ def _copy_bytes(quantization: Quantization, n: int, k: int, *, hopper: bool) -> 
 
 def head_bounds_bytes(config: ModelConfig) -> int:
     """Return the bytes of an int8 copy of the head with its scales and bounds."""
-    return config.vocabulary * (config.hidden + 2 * _FLOAT)
+    return config.vocabulary * (padded(config.hidden) + 2 * _FLOAT)

@@ -98,7 +98,7 @@ def same_draws(
     return found, wanted
 
 
-@pytest.mark.parametrize(("n", "k"), [(130, 128), (34, 640), (34, 1024)])
+@pytest.mark.parametrize(("n", "k"), [(130, 128), (34, 160), (34, 640), (34, 1024)])
 def test_tokens_computed_again_have_the_bits_of_the_head_for_one_row(n: int, k: int) -> None:
     head, x = head_of(1, n=n, k=k), states_of(2, 1, k=k)
     found = drawn(x, head, whole(bounded_head(head)), [GREEDY, PLAIN])
@@ -117,6 +117,12 @@ def test_draws_are_those_of_the_whole_head(rows: int) -> None:
     assert 0 < found.again < N / 3
     # A token that few rows want is computed for two rows, or for those of several draws.
     assert rows == 1 or int(found.exact.sum()) < 0.6 * rows * found.again
+
+
+def test_the_copy_of_a_head_may_have_padded_columns() -> None:
+    head, x = head_of(6, k=K + 32), states_of(2, 6, k=K + 32)
+    found, _ = same_draws(x, head, [GREEDY, replace(PLAIN, temperature=0.2)])
+    assert 0 < found.again < N / 3
 
 
 def test_penalties_and_masks_are_applied_to_the_bounds() -> None:

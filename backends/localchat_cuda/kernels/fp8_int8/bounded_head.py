@@ -47,11 +47,12 @@ def bounded_head(head: torch.Tensor) -> BoundedHead:
     if head.is_meta:
         return BoundedHead(weight, bounds)
     in_order = (k + 8) * 2.0**-24
-    aligned = (1.25 * k + 64) * 2.0**-23
+    aligned = (1.25 * weight.codes.shape[1] + 64) * 2.0**-23
     for first in range(0, n, _SLICE_ROWS):
         rows = slice(first, first + _SLICE_ROWS)
         own = head[rows].double()
-        error = own - dense(W8(weight.codes[rows], weight.scales[rows].double()), torch.float64)
+        some = W8(weight.codes[rows], weight.scales[rows].double())
+        error = own - dense(some, torch.float64)[:, :k]
         length = own.norm(dim=1)
         off = error.norm(dim=1)
         bound = off + in_order * length + aligned * (length + off)

@@ -105,19 +105,21 @@ def padded(weight: W8) -> W8:
 def whole_rows(weight: torch.Tensor) -> W8:
     """Round a floating weight [N, K] to integers from -127 to 127.
 
-    Each row is scaled by its largest value. Works in chunks of rows, because a head in fp32 takes gigabytes.
+    Each row is scaled by its largest value. Columns are padded like those of `padded`. Works in chunks of rows,
+    because a head in fp32 takes gigabytes.
     """
     n, k = weight.shape
-    codes = torch.empty(n, k, dtype=torch.uint8, device=weight.device)
+    padding = -k % BLOCK
+    codes = torch.zeros(n, k + padding, dtype=torch.uint8, device=weight.device)
     scales = torch.empty(n, device=weight.device)
     for first in range(0, n, _SLICE_ROWS):
         some = weight[first : first + _SLICE_ROWS].float()
         step = (some.abs().amax(1) / 127).clamp_min(1e-30)
         rounded = (some / step[:, None]).round().to(torch.int16)
         signed = rounded.abs() + 128 * (rounded < 0).to(torch.int16)
-        codes[first : first + _SLICE_ROWS] = signed.to(torch.uint8)
+        codes[first : first + _SLICE_ROWS, :k] = signed.to(torch.uint8)
         scales[first : first + _SLICE_ROWS] = step
-    return W8(codes, scales)
+    return W8(codes, scales, padding)
 
 
 def e4m3_rows(weight: torch.Tensor) -> W8:
