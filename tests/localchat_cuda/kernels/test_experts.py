@@ -128,7 +128,9 @@ def seeded() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("case", [*CASES, Case(1, 300, 8), Case(2, 130, 8), Case(70, 60, 4, False, 4)])
+@pytest.mark.parametrize(
+    "case", [*CASES, Case(1, 300, 8), Case(2, 130, 8), Case(70, 60, 4, False, 4)]
+)
 def test_choices_are_the_top_of_the_softmax(case: Case) -> None:
     router, scene = router_of(case)._replace(arrivals=None), added_and_normed(case.rows)
     wanted = choice.reference(scene[3], router)
