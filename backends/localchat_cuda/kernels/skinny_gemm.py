@@ -7,11 +7,13 @@ Letters: M rows, N output and K input features.
 
     x [M, K] and weight [N, K] fp16 or bf16, one dtype      out [M, N] fp32, fp16 or bf16
 
-One row: no tensor cores, four output features a program, K in runs of 512 (4.5 TB/s of 4.64 on an
-H200). More rows: weights as the left operand of the tensor cores, 32 or 64 features a program, x padded
-to 16, 32 or 64 columns by repeating rows. Accumulation in fp32; grid (N / features,). Not
+One row: no tensor cores, four output features a program, K in runs of 512 (4.5 TB/s of 4.64 on an H200), of
+short rows several at once. More rows: weights as the left operand of the tensor cores, 32 or 64 features a
+program, x padded to 16, 32 or 64 columns by repeating rows. Accumulation in fp32; grid (N / features,). Not
 supported: more than 64 rows, where the library's gemm is as good.
 """
+# mypy: disable-error-code="assignment"
+# (Triton unrolls loops over tuples that grow; no type says that)
 
 from typing import NamedTuple
 
