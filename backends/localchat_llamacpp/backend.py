@@ -28,7 +28,6 @@ from localchat_llamacpp.build_advice import (
     other_library,
     read_build,
     remedies,
-    runs_heads,
 )
 from localchat_llamacpp.library_source import find_library
 from localchat_llamacpp.plan.embedding_plan import plan_embedding
@@ -132,13 +131,7 @@ class LlamaCppBackend(Backend):
         machine = as_built(machine)
         if model.pooling:
             return plan_embedding(model, options, machine, can_offload=can_offload())
-        return planner.plan(
-            model,
-            options,
-            machine,
-            can_offload=can_offload(),
-            runs_heads=runs_heads(),
-        )
+        return planner.plan(model, options, machine, can_offload=can_offload())
 
     def expected_rate(self, model: ModelSummary, plan: MemoryPlan, threads: int) -> Estimate | None:
         """Predict the rate from the bandwidths of RAM and GPUs."""

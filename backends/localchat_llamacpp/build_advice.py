@@ -14,17 +14,12 @@ from typing import Any
 
 from localchat.backend_api.interface import BuildInfo, Device, RebuildOffer, Remedy
 from localchat.fit.hardware import Machine, read_cpu_flags
-from localchat_llamacpp.c_api import HEAD_SYMBOLS
 from localchat_llamacpp.library_source import BINDING, PREBUILT, VARIABLE, LibraryFile, find_library
 from localchat_llamacpp.shared_object import section
 
 _GPU_GAIN = "computes on the graphics card, which is several times as fast"
 _CPU_GAIN = "uses this processor's {}: prompts are read about 1.4 times as fast"
 """Measured with AVX-512 VNNI: 1.4 for prompts, 1.0 to 1.1 for answers (CPU time; guide, 0.5B, 1.5B)."""
-_NO_HEADS = (
-    "This llama.cpp cannot run prediction heads, so Qwen3.5 and others write without them. "
-    "llama.cpp 0.5.0 and later can."
-)
 _INSTRUCTIONS = {"AVX-512": "avx512f", "AVX-VNNI": "avx_vnni", "AMX": "amx_int8"}
 """Instruction sets that the prebuilt library does not use, by their flag in /proc/cpuinfo."""
 _OFFLOADING = ("cuda", "metal", "vulkan", "hip", "sycl", "musa", "cann", "opencl")
@@ -44,15 +39,6 @@ def can_offload() -> bool:
         return True
     names = section(library.file, ".dynstr")
     return any(f"ggml_backend_{kind}_reg\0".encode() in names for kind in _OFFLOADING)
-
-
-def runs_heads() -> bool:
-    """Return True if the library can run a model's prediction head. Loads nothing."""
-    library = find_library().library
-    if library is None:
-        return False
-    names = section(library.file, ".dynstr")
-    return all(f"{symbol}\0".encode() in names for symbol in HEAD_SYMBOLS)
 
 
 def as_built(machine: Machine) -> Machine:
@@ -172,8 +158,6 @@ def remedies(build: BuildInfo, root: Path = Path("/")) -> tuple[Remedy, ...]:
         offered += (Remedy(" ".join(filter(None, (sentence, offer.missing))), offer.kind),)
     if amx_at_risk(build):
         offered += amx_remedies()
-    if not runs_heads():
-        offered += (Remedy(_NO_HEADS),)
     return offered
 
 

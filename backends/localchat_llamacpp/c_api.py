@@ -144,7 +144,7 @@ class Layout(NamedTuple):
 
 LAYOUTS: Final = (
     Layout(
-        "llama.cpp 0.4.1 and 0.5.0 (llama-cpp-python 0.3.36, xllamacpp 2026.9)",
+        "llama.cpp 0.5.0 (llama-cpp-python 0.3.36)",
         _MODEL,
         (*_CONTEXT_BEGIN, *_CONTEXT_END),
     ),
@@ -172,7 +172,12 @@ _TOKEN_OF: Final = (c_int32, (c_void_p,))
 _BOOL_OF: Final = (c_bool, (c_void_p,))
 _DROP: Final = (None, (c_void_p,))
 
+_GET_STATES: Final = "_Z26llama_get_embeddings_nextnP13llama_context"
+_SET_STATES: Final = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
+"""Symbols of the functions for prediction heads, which src/llama-ext.h declares in C++."""
 _FUNCTIONS: Final[Mapping[str, _Signature]] = {
+    _GET_STATES: (_Floats, (c_void_p,)),
+    _SET_STATES: (None, (c_void_p, c_bool, c_bool)),
     "ggml_backend_cpu_buffer_type": (c_void_p, ()),
     "ggml_backend_dev_count": (c_size_t, ()),
     "ggml_backend_dev_description": (c_char_p, (c_void_p,)),
@@ -245,25 +250,6 @@ _WITH_STRUCTS: Final = (
     *("llama_context_default_params", "llama_init_from_model"),
     *("llama_model_default_params", "llama_model_load_from_file"),
 )
-_HEADS: Final[Mapping[str, tuple[str, _Signature]]] = {
-    "llama_model_n_layer_nextn": ("llama_model_n_layer_nextn", (c_int32, (c_void_p,))),
-    "llama_set_embeddings_nextn": (
-        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
-        (None, (c_void_p, c_bool, c_bool)),
-    ),
-    "llama_get_embeddings_nextn": (
-        "_Z26llama_get_embeddings_nextnP13llama_context",
-        (_Floats, (c_void_p,)),
-    ),
-}
-"""Functions for prediction heads, which a library may lack: symbol, result and arguments by name.
-
-llama.cpp declares two of them in src/llama-ext.h, in C++. Their symbols are those of Linux and macOS.
-"""
-HEAD_SYMBOLS: Final = tuple(symbol for symbol, _ in _HEADS.values())
-"""Symbols without which a library cannot run prediction heads."""
-_MOST_SEQUENCES: Final = 256
-"""LLAMA_MAX_SEQ of the libraries that do not export llama_max_parallel_sequences."""
 
 
 def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
@@ -284,7 +270,6 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
         )
     for function, (result, arguments) in _FUNCTIONS.items():
         set_prototype(native, function, result, arguments)
-    heads = _bind_heads(native)
     text = (native.llama_version() or b"").decode("utf-8", "replace")
     layout = _layout(native, f"{name} (llama.cpp {text or 'of unknown version'})")
     model = parameter_struct("ModelParams", layout.model)
@@ -295,26 +280,14 @@ def bind(native: ctypes.CDLL, name: str) -> SimpleNamespace:
     set_prototype(native, "llama_init_from_model", c_void_p, (c_void_p, context))
     return SimpleNamespace(
         **{function: getattr(native, function) for function in (*_FUNCTIONS, *_WITH_STRUCTS)},
-        **heads,
-        has_heads=bool(heads),
-        llama_max_parallel_sequences=_most_sequences(native),
+        llama_get_embeddings_nextn=getattr(native, _GET_STATES),
+        llama_set_embeddings_nextn=getattr(native, _SET_STATES),
         llama_batch=NativeBatch,
         llama_token_p=_Tokens,
         llama_log_callback=_LogCallback,
         llama_progress_callback=_ProgressCallback,
         ggml_abort_callback=_AbortCallback,
     )
-
-
-def _bind_heads(native: ctypes.CDLL) -> dict[str, Any]:
-    """Return the functions for prediction heads by name. Empty if the library lacks one."""
-    functions: dict[str, Any] = {}
-    for name, (symbol, (result, arguments)) in _HEADS.items():
-        if not hasattr(native, symbol):
-            return {}
-        set_prototype(native, symbol, result, arguments)
-        functions[name] = getattr(native, symbol)
-    return functions
 
 
 OTHER_LIBRARY = (
@@ -328,13 +301,6 @@ def set_prototype(native: ctypes.CDLL, name: str, result: Any, arguments: Sequen
     function = getattr(native, name)
     function.restype = result
     function.argtypes = list(arguments)
-
-
-def _most_sequences(native: ctypes.CDLL) -> Any:  # noqa: ANN401 - a function of ctypes or of Python
-    if not hasattr(native, "llama_max_parallel_sequences"):
-        return lambda: _MOST_SEQUENCES
-    set_prototype(native, "llama_max_parallel_sequences", c_size_t, ())
-    return native.llama_max_parallel_sequences
 
 
 def _layout(native: ctypes.CDLL, name: str) -> Layout:

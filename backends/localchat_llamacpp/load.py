@@ -33,6 +33,7 @@ from localchat_llamacpp.native_model import (
     outputs_max,
 )
 from localchat_llamacpp.plan.buffers import SPARE_STATES, context_cells
+from localchat_llamacpp.plan.memory_plan import MAX_SLOTS
 from localchat_llamacpp.runner import LlamaCppRunner
 
 _NO_REWIND = (
@@ -72,8 +73,6 @@ class Target:
     threads: int
     architecture: str = ""
     """Name of the architecture in the file."""
-    experts: bool = False
-    """Whether the model is a mixture of experts."""
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters that requests can apply."""
 
@@ -138,13 +137,12 @@ def _with_context(
     api = library().api
     room = max(plan.kv_tokens, plan.context_tokens)
     cells = context_cells(room)
-    max_slots = int(api.llama_max_parallel_sequences()) - 1
     spare = 0
     if _is_stateful(weights.handle):
         spare = SPARE_STATES
     spec = ContextSpec(
         context_tokens=room,
-        slots=min(request.options.max_slots + spare, max_slots),
+        slots=min(request.options.max_slots + spare, MAX_SLOTS),
         step_tokens=min(plan.max_step_tokens, cells),
         kv_type=plan.kv_type,
         flash_attention=plan.flash_attention,
@@ -212,7 +210,7 @@ def _with_context(
 def _uses_head(request: LoadRequest) -> bool:
     """Return whether the model's prediction head drafts. After a crash in a load, it does not."""
     planned = request.plan.prediction_head and request.options.draft is None
-    return planned and not request.safe_mode and bool(library().api.has_heads)
+    return planned and not request.safe_mode
 
 
 def _open_head(

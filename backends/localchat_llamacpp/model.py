@@ -112,13 +112,7 @@ class GgufModel:
         if self.info.pooling:
             memory = plan_embedding(self.shape, options, machine, can_offload=can_offload)
             return demand(memory, self.info.name)
-        memory = planner.plan(
-            self.shape,
-            options,
-            machine,
-            can_offload=can_offload,
-            runs_heads=library().api.has_heads,
-        )
+        memory = planner.plan(self.shape, options, machine, can_offload=can_offload)
         if options.gpu_layers not in ("auto", 0) and not can_offload:
             memory = replace(memory, notes=(*memory.notes, offload_advice()))
         return demand(memory, self.info.name)
@@ -149,7 +143,6 @@ class GgufModel:
             kv_types=kv_types(self.shape),
             threads=request.options.threads or read_machine().cores,
             architecture=self.header.architecture,
-            experts=self.shape.experts > 0,
             adapters=self._adapters,
         )
         return load_runner(target, request, progress, notify, self._media)

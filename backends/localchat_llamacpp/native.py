@@ -90,10 +90,6 @@ class LogCapture:
         if level in (_LEVEL_WARN, _LEVEL_ERROR) and line.strip():
             self.complaints = [*self.complaints[-20:], line.strip()[:400]]
 
-    def size_bytes(self, *purposes: str) -> int:
-        """Return the bytes of all buffers with these purposes."""
-        return sum(b.size_bytes for b in self.buffers if b.purpose in purposes)
-
     def reason(self, otherwise: str) -> str:
         """Return the last warnings and errors as part of a sentence."""
         return "; ".join(self.complaints[-3:]) or otherwise

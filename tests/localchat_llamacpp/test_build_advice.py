@@ -8,7 +8,7 @@ import pytest
 
 from localchat.backend_api.interface import BuildInfo
 from localchat.fit.hardware import Machine
-from localchat_llamacpp import build_advice, build_tools, native
+from localchat_llamacpp import build_advice, build_tools
 from localchat_llamacpp.library_source import (
     VARIABLE,
     LibraryFile,
@@ -44,7 +44,6 @@ def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Source
         search = Search(LibraryFile(source, file, "1", "why"))
         monkeypatch.setattr(build_advice, "find_library", lambda: search)
         monkeypatch.setattr(build_advice, "can_offload", lambda: False)
-        monkeypatch.setattr(build_advice, "runs_heads", lambda: True)
 
     monkeypatch.setattr(build_tools, "missing_tools", lambda kind: "")
     return used
@@ -136,18 +135,8 @@ def test_a_better_build_and_the_amx_fault_are_told(
     assert "safe mode" in safe.sentence.lower() and "AMX" in without.sentence
 
 
-def test_a_build_that_cannot_run_prediction_heads_says_so(
-    library: Callable[[Source], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library("llama-cpp-python")
-    monkeypatch.setattr(build_advice, "runs_heads", lambda: False)
-    (remedy,) = build_advice.remedies(_build(), tmp_path)
-    assert "cannot run prediction heads" in remedy.sentence
-
-
 def test_what_the_library_file_tells_is_what_the_library_says() -> None:
     assert build_advice.can_offload() == build_advice.read_build().offload
-    assert build_advice.runs_heads() == native.library().api.has_heads
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3moe", "gemma3", "gpt-oss", "mamba"])

@@ -26,7 +26,6 @@ def test_a_library_of_a_known_layout_is_bound(changes: tuple[str, ...], tmp_path
     api = bind(load(fake_llamacpp(tmp_path / "fake.so", *changes)), "the fake")
     wish = api.llama_context_default_params()
     assert (wish.n_ctx, wish.no_perf, wish.swa_full, wish.kv_unified) == (512, 1, 1, 0)
-    assert api.llama_max_parallel_sequences() == 256  # that of libraries that do not export it
 
 
 @pytest.mark.parametrize(
@@ -84,9 +83,3 @@ def test_where_the_end_of_a_struct_cannot_be_seen_its_values_still_decide(
     assert bind(longer, "longer").llama_context_default_params().no_perf == 1
     with pytest.raises(LocalchatError, match="localchat does not know its structs"):
         bind(other, "other")
-
-
-def test_a_library_that_cannot_run_prediction_heads_is_bound_without_them(tmp_path: Path) -> None:
-    api = bind(load(fake_llamacpp(tmp_path / "fake.so")), "the fake")
-    assert api.has_heads is False
-    assert not hasattr(api, "llama_set_embeddings_nextn")

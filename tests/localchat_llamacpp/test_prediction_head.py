@@ -372,13 +372,16 @@ def _shape(path: Path) -> ModelShape:
 
 def test_the_plan_counts_the_head(models: dict[str, Path]) -> None:
     shape = _shape(models["glm4moe-exact"])
-    options = LoadOptions(context_tokens=1024, max_slots=4)
     plans = [
-        plan(shape, options, MACHINE, can_offload=False, runs_heads=runs) for runs in (True, False)
+        plan(
+            shape,
+            LoadOptions(context_tokens=1024, max_slots=4, speculation=speculation),
+            MACHINE,
+            can_offload=False,
+        )
+        for speculation in (True, False)
     ]
     assert plans[0].prediction_head
-    assert not plans[1].prediction_head
-    assert plans[1].notes[-1] == "This llama.cpp cannot run its prediction head."
     head_bytes = sum(weight.size_bytes for weight in shape.head)
     assert plans[0].weights_bytes - plans[1].weights_bytes == head_bytes
     assert plans[0].kv_bytes > plans[1].kv_bytes
@@ -390,7 +393,7 @@ def test_the_plan_counts_the_head(models: dict[str, Path]) -> None:
 def test_the_head_is_left_out_without_speculation(models: dict[str, Path]) -> None:
     shape = _shape(models["qwen35-exact"])
     options = LoadOptions(speculation=False)
-    found = plan(shape, options, MACHINE, can_offload=False, runs_heads=True)
+    found = plan(shape, options, MACHINE, can_offload=False)
     assert not found.prediction_head
 
 
@@ -399,7 +402,7 @@ def test_the_head_does_not_shorten_the_context(models: dict[str, Path]) -> None:
 
     def planned(ram_bytes: int) -> MemoryPlan:
         tight = replace(MACHINE, ram_free_bytes=ram_bytes)
-        return plan(shape, LoadOptions(), tight, can_offload=False, runs_heads=True)
+        return plan(shape, LoadOptions(), tight, can_offload=False)
 
     roomy = planned(MACHINE.ram_free_bytes)
     assert roomy.prediction_head
@@ -418,7 +421,7 @@ def test_a_graphics_card_runs_the_model_without_its_head(models: dict[str, Path]
     card = replace(MACHINE, gpus=(Gpu(0, "RTX 4090", 24 * 10**9, 21 * 10**9),))
     shape = _shape(models["qwen35-exact"])
     for machine, drafts in ((card, False), (replace(MACHINE, unified_memory=True), True)):
-        found = plan(shape, LoadOptions(), machine, can_offload=True, runs_heads=True)
+        found = plan(shape, LoadOptions(), machine, can_offload=True)
         assert found.gpu_layers > 0
         assert found.prediction_head is drafts
 
@@ -429,7 +432,6 @@ def test_a_model_without_a_head_has_no_note(models: dict[str, Path]) -> None:
         LoadOptions(),
         MACHINE,
         can_offload=False,
-        runs_heads=True,
     )
     assert not any("head" in note for note in found.notes)
 

@@ -49,7 +49,7 @@ _FOUR_BIT_KEYS = (
     "A q4_0 KV cache damages models whose keys have biases, like this one: the perplexity of "
     "Qwen2.5-Coder-1.5B rose from 14 to 2,702. Use q8_0."
 )
-_MAX_SLOTS = 255
+MAX_SLOTS = 255
 """llama.cpp counts 256 sequences, and one is the scratch sequence."""
 
 
@@ -59,12 +59,11 @@ def plan(
     machine: Machine,
     *,
     can_offload: bool,
-    runs_heads: bool = False,
 ) -> MemoryPlan:
     """Plan a load. Never raises for lack of memory; `demand` does that.
 
-    can_offload: whether the installed llama.cpp can use a GPU. runs_heads: whether it can run a prediction
-    head. Raises UsageError for a KV type that this model cannot have, and for numbers out of range.
+    can_offload: whether the installed llama.cpp can use a GPU. Raises UsageError for a KV type that this model
+    cannot have, and for numbers out of range.
     """
     check_options(options)
     if not shape.positions:
@@ -79,12 +78,8 @@ def plan(
     without = planned(head=False)
     if not has_head(shape) or not options.speculation or options.draft is not None:
         return without
-    note = ""
-    if not runs_heads:
-        note = "This llama.cpp cannot run its prediction head."
-    elif without.gpu_layers and not machine.unified_memory:
+    if without.gpu_layers and not machine.unified_memory:
         note = "Its prediction head drafts only on a CPU and on Apple silicon."
-    if note:
         return replace(without, notes=(*without.notes, note))
     if not without.fits:
         return without
@@ -107,8 +102,8 @@ def check_options(options: LoadOptions) -> None:
     """Raise UsageError for options that llama.cpp lacks, and for numbers out of range."""
     if options.context_tokens is not None and options.context_tokens < 1:
         raise UsageError(f"A context of {options.context_tokens} tokens is not possible.")
-    if not 1 <= options.max_slots <= _MAX_SLOTS:
-        raise UsageError(f"{options.max_slots} sequences at once: 1 to {_MAX_SLOTS} are possible.")
+    if not 1 <= options.max_slots <= MAX_SLOTS:
+        raise UsageError(f"{options.max_slots} sequences at once: 1 to {MAX_SLOTS} are possible.")
     if options.quantize:
         raise UsageError(
             f"llama.cpp cannot round a model to {options.quantize} at the load.",
