@@ -33,7 +33,6 @@ from localchat_llamacpp.native_model import (
     outputs_max,
 )
 from localchat_llamacpp.plan.buffers import SPARE_STATES, context_cells
-from localchat_llamacpp.plan.memory_plan import MAX_SLOTS
 from localchat_llamacpp.runner import LlamaCppRunner
 
 _NO_REWIND = (
@@ -57,6 +56,8 @@ _IN_RAM = ("CPU", "AMX")
 _GPU_ROW_COST = 0.15
 _CPU_ROW_COST = 0.5
 """Two cores need 0.45 to 1.0. If rows are cheaper, drafts that are likely enough measure it."""
+_MAX_SLOTS = 255
+"""llama.cpp counts 256 sequences, and one is the scratch sequence."""
 _ALONE = "This llama.cpp computes one text of this model at a time. Other requests wait."
 
 
@@ -142,7 +143,7 @@ def _with_context(
         spare = SPARE_STATES
     spec = ContextSpec(
         context_tokens=room,
-        slots=min(request.options.max_slots + spare, MAX_SLOTS),
+        slots=min(request.options.max_slots + spare, _MAX_SLOTS),
         step_tokens=min(plan.max_step_tokens, cells),
         kv_type=plan.kv_type,
         flash_attention=plan.flash_attention,

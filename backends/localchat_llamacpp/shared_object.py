@@ -32,11 +32,8 @@ _LOADED: Final = 1
 _SECTION = struct.Struct("<IIQQQQ")
 """Entry of ELF's section table: offset of the name, type, flags, address, offset in the file, bytes."""
 _NO_LIBRARY = re.compile(r"([^\s:]+\.so[.\d]*): cannot open shared object file")
-_NO_VERSION = re.compile(r"version [`'](GLIBC|GLIBCXX|CXXABI|GOMP)_([\d.]+)' not found")
-_NO_SYMBOL = re.compile(r"undefined symbol: (\S+?),?(?:\s|$)")
-_OTHER_MACHINE = re.compile(r"incompatible architecture \(have '([^']+)', need '([^']+)'")
-
-
+_NO_VERSION = re.compile(r"version [`']\w+_[\d.]+' not found")
+"""The system's glibc, libstdc++ or libgomp is too old."""
 _PACKAGES: Final[Mapping[str, str]] = {
     "libgomp.so.1": "libgomp1",
     _CPP_RUNTIME: "libstdc++6",
@@ -141,34 +138,9 @@ def _explained(file: Path, problem: str, again: str) -> LocalchatError:
             f"llama.cpp needs {match[1]}, which is not installed ({file}).",
             hint=_installing(match[1]),
         )
-    if match := _NO_VERSION.search(problem):
-        return _too_old(file, match[1], match[2])
-    if match := _NO_SYMBOL.search(problem):
-        return LocalchatError(
-            f"{file} cannot be loaded: it calls {match[1]}, which no library here has.", hint=again
-        )
-    if match := _OTHER_MACHINE.search(problem):
-        return LocalchatError(
-            f"{file} was built for {match[1]}, and this Python is {match[2]}.",
-            hint="Use a Python built for this machine, and install localchat with it.",
-        )
+    if _NO_VERSION.search(problem):
+        again = "Build llama.cpp on this machine: `localchat doctor --rebuild`."
     return LocalchatError(f"{file} cannot be loaded: {problem}", hint=again)
-
-
-def _too_old(file: Path, library: str, needed: str) -> LocalchatError:
-    own = "Build llama.cpp on this machine: `localchat doctor --rebuild`."
-    if library == "GLIBC":
-        here = os.confstr("CS_GNU_LIBC_VERSION") or "another C library"
-        return LocalchatError(
-            f"{file} needs glibc {needed}, and this system has {here}.",
-            hint=f"Use a newer system. {own}",
-        )
-    name = "libstdc++"
-    if library == "GOMP":
-        name = "libgomp"
-    return LocalchatError(
-        f"{file} needs a newer {name} than this system's ({library}_{needed}).", hint=own
-    )
 
 
 def _installing(library: str) -> str:

@@ -79,7 +79,6 @@ STATE_WINDOW = 1024
 _HALF = 2
 _FLOAT = 4
 _TABLE = 4
-_MAX_SLOTS = 256
 _HOST_BYTES = 4_000_000_000
 _HOST_SHARE = 4
 _HOST_CACHES = 4
@@ -99,8 +98,8 @@ def plan(
     """Plan a load to one GPU. Never raises for lack of memory; `fit.memory_plan.demand` does that.
 
     ram_bytes: free RAM, of which pinned memory for idle KV takes a part. Raises UsageError for a KV type that
-    the engine lacks, and for impossible numbers. undivided: shape of the whole model, if `config` is that of
-    one of several GPUs that compute it together.
+    the engine lacks. undivided: shape of the whole model, if `config` is that of one of several GPUs that
+    compute it together.
     """
     headers = tuple(headers)
     # A capped context has an error of its own.
@@ -134,8 +133,6 @@ def _saves(window_pool: MemoryPlan, shared_pool: MemoryPlan, slots: int) -> bool
 
 
 def _check_options(config: ModelConfig, options: LoadOptions) -> None:
-    if options.context_tokens is not None and options.context_tokens < 1:
-        raise UsageError(f"A context of {options.context_tokens} tokens is not possible.")
     limit = config.context_train
     if config.context_capped and (options.context_tokens or 0) > limit:
         raise UsageError(
@@ -143,8 +140,6 @@ def _check_options(config: ModelConfig, options: LoadOptions) -> None:
             "scales its attention by the position, which is not done here.",
             hint=f"Ask for --ctx {limit} at most, or take a GGUF of the model for llama.cpp.",
         )
-    if not 1 <= options.max_slots <= _MAX_SLOTS:
-        raise UsageError(f"{options.max_slots} sequences at once: 1 to {_MAX_SLOTS} are possible.")
     if options.experts_on_cpu not in ("auto", 0):
         raise UsageError(
             "The CUDA backend keeps all weights on the GPU: no experts can stay in RAM.",

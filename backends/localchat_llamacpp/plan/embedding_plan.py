@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Final
 
-from localchat.errors import UsageError
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import (
@@ -17,6 +16,7 @@ from localchat.fit.memory_plan import (
     weights_split,
 )
 from localchat.model_files.architecture import ENCODERS, ModelShape
+from localchat_llamacpp.plan.budget import Budget
 from localchat_llamacpp.plan.buffers import (
     PROCESS_BYTES,
     TOKEN_BYTES,
@@ -46,11 +46,8 @@ def plan_embedding(
 
     The longest text has 8,192 tokens unless the options name a context, and never more than the model was
     trained for: the option may be meant for another model of the same server. A GPU gets all layers or none.
-    Raises UsageError for numbers out of range.
     """
     trained = shape.context_train
-    if options.context_tokens is not None and options.context_tokens < 1:
-        raise UsageError(f"Texts of {options.context_tokens} tokens are not possible.")
     limit = min(trained, options.context_tokens or _GOAL_TOKENS)
     on_gpu = can_offload and options.gpu_layers != 0 and bool(machine.gpus)
     placements = (shape.all_layers + 1, 0) if on_gpu else (0,)
@@ -99,8 +96,8 @@ class _EmbeddingBudget:
         self._weights = Split(weights.ram - repacked.originals + repacked.copies, weights.gpu)
         self._mapped_bytes = repacked.originals
 
-    def parts(self, tokens: int) -> tuple[Split, Split, Split, Split]:
-        """Return the bytes of weights, cache, scratch and overhead."""
+    def budget(self, tokens: int) -> Budget:
+        """Return the bytes for texts of this length."""
         shape = self._shape
         steps = Steps(MAX_TEXTS - 1, tokens)
         flash = tokens > _SCORES_TOKENS
@@ -110,42 +107,41 @@ class _EmbeddingBudget:
             spec = CacheSpec(tokens, tokens, MAX_TEXTS, "f16", padded_values=not flash)
             cache = sum(kv_layer_bytes(shape, spec))
         process = PROCESS_BYTES + TOKEN_BYTES * shape.vocab_size
-        if not self._layers:
-            return self._weights, Split(cache, 0), Split(scratch, 0), Split(process, 0)
-        inputs = input_bytes(shape, tokens, steps)
-        contexts = gpu_context_bytes(self._machine.gpus)
-        return self._weights, Split(0, cache), Split(inputs, scratch), Split(process, contexts)
+        kv = Split(cache, 0)
+        compute = Split(scratch, 0)
+        overhead = Split(process, 0)
+        if self._layers:
+            kv = Split(0, cache)
+            compute = Split(input_bytes(shape, tokens, steps), scratch)
+            overhead = Split(process, gpu_context_bytes(self._machine.gpus))
+        return Budget(self._weights, kv, compute, overhead, flash, self._mapped_bytes)
 
     def fits(self, tokens: int) -> bool:
         """Return True if texts of this length fit."""
-        parts = self.parts(tokens)
-        return sum(part.ram for part in parts) <= self._ram_bytes and (
-            sum(part.gpu for part in parts) <= self._gpu_bytes or not self._layers
-        )
+        budget = self.budget(tokens)
+        return budget.ram <= self._ram_bytes and budget.gpu <= self._gpu_bytes
 
     def plan(self, tokens: int, longest: int, *, fits: bool) -> MemoryPlan:
         """Return the verdict on texts of this length."""
-        parts = self.parts(tokens)
-        weights, cache, scratch, overhead = (sum(part) for part in parts)
-        gpu = sum(part.gpu for part in parts)
-        gpu_free = self._gpu_bytes if gpu else 0
+        budget = self.budget(tokens)
+        gpu_free = self._gpu_bytes if budget.gpu else 0
         return MemoryPlan(
             backend="llama.cpp",
-            weights_bytes=weights,
-            kv_bytes=cache,
-            compute_bytes=scratch,
-            overhead_bytes=overhead,
+            weights_bytes=sum(budget.weights),
+            kv_bytes=sum(budget.kv),
+            compute_bytes=sum(budget.compute),
+            overhead_bytes=sum(budget.overhead),
             free_bytes=self._ram_bytes + gpu_free,
             fits=fits,
             context_tokens=tokens,
             max_context_tokens=longest,
             kv_type="f16",
-            flash_attention=tokens > _SCORES_TOKENS,
+            flash_attention=budget.flash,
             gpu_layers=self._layers,
             cache_ram_bytes=0,
             max_step_tokens=tokens,
             layers=self._shape.all_layers + 1,
-            gpu_bytes=gpu,
+            gpu_bytes=budget.gpu,
             gpu_free_bytes=gpu_free,
-            mapped_bytes=self._mapped_bytes,
+            mapped_bytes=budget.mapped,
         )

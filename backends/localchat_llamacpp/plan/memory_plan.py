@@ -49,8 +49,6 @@ _FOUR_BIT_KEYS = (
     "A q4_0 KV cache damages models whose keys have biases, like this one: the perplexity of "
     "Qwen2.5-Coder-1.5B rose from 14 to 2,702. Use q8_0."
 )
-MAX_SLOTS = 255
-"""llama.cpp counts 256 sequences, and one is the scratch sequence."""
 
 
 def plan(
@@ -63,7 +61,7 @@ def plan(
     """Plan a load. Never raises for lack of memory; `demand` does that.
 
     can_offload: whether the installed llama.cpp can use a GPU. Raises UsageError for a KV type that this model
-    cannot have, and for numbers out of range.
+    cannot have.
     """
     check_options(options)
     if not shape.positions:
@@ -99,21 +97,12 @@ def _layout(plan: MemoryPlan) -> tuple[object, ...]:
 
 
 def check_options(options: LoadOptions) -> None:
-    """Raise UsageError for options that llama.cpp lacks, and for numbers out of range."""
-    if options.context_tokens is not None and options.context_tokens < 1:
-        raise UsageError(f"A context of {options.context_tokens} tokens is not possible.")
-    if not 1 <= options.max_slots <= MAX_SLOTS:
-        raise UsageError(f"{options.max_slots} sequences at once: 1 to {MAX_SLOTS} are possible.")
+    """Raise UsageError for options that llama.cpp lacks. Settings and flags have checked ranges."""
     if options.quantize:
         raise UsageError(
             f"llama.cpp cannot round a model to {options.quantize} at the load.",
             hint="Leave out --quantize, and take a GGUF file of the quantization that you want: "
             "localchat fit NAME lists them.",
-        )
-    if isinstance(options.gpu_layers, int) and options.gpu_layers < 0:
-        raise UsageError(
-            f"{options.gpu_layers} layers on the GPU are not possible.",
-            hint="Give a number, auto or all.",
         )
 
 
