@@ -117,10 +117,9 @@ class CheckpointModel:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         from localchat_cuda.load import load_runner, source_of
         from localchat_cuda.load_drafts import (
-            attach_assistant,
             attach_draft_model,
-            attach_eagle,
             attach_head,
+            attach_reader_of_states,
             shared_vocabulary,
         )
 
@@ -138,10 +137,8 @@ class CheckpointModel:
             runner = self._load_ranks(config, path, request, progress, notify, compile_process)
         else:
             runner = load_runner(config, path, device, request, progress, notify, compile_process)
-        if draft is not None and draft.eagle is not None:
-            attach_eagle(runner, draft, request, notify)
-        elif draft is not None and draft.assistant is not None:
-            attach_assistant(runner, draft, request, notify)
+        if draft is not None and draft.reads_states:
+            attach_reader_of_states(runner, draft, request, notify)
         elif draft is not None:
             attach_draft_model(runner, draft, request, progress, notify, shared)
         elif request.plan.prediction_head:

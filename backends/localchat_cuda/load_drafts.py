@@ -10,7 +10,7 @@ from localchat.backend_api.interface import LoadRequest, Progress, Tokenizer
 from localchat.errors import ModelInvalid
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
-from localchat_cuda.config.eagle import EagleConfig
+from localchat_cuda.config.assistant import AssistantConfig
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.prediction import head_config
 from localchat_cuda.load import advise_on_out_of_memory, capabilities, load_runner, warm_up
@@ -26,7 +26,7 @@ from localchat_cuda.runner.assistant import AssistantDrafter, AssistantModel
 from localchat_cuda.runner.drafter import CudaDrafter
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
-from localchat_cuda.runner.model import Fusion, HeadModel
+from localchat_cuda.runner.model import HeadModel
 from localchat_cuda.runner.runner import CudaRunner
 from localchat_cuda.weights.assistant import load_assistant
 from localchat_cuda.weights.eagle import EagleWeights, load_eagle
@@ -77,68 +77,62 @@ def attach_head(
     notify: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Load the prediction head of a runner's model. Raises ModelInvalid, DoesNotFit, DeviceFault."""
-    target = _load_target(runner, source, notify)
+    target = LoadTarget(source, runner.device, runner.model.pages.dtype, notify)
     with advise_on_out_of_memory(request):
         weights = load_head(config, runner.model.weights, target)
         _attach(runner, head_config(config), weights, request, "the model's own head")
 
 
-def attach_eagle(
+def attach_reader_of_states(
     runner: CudaRunner,
     draft: DraftShape,
     request: LoadRequest,
     notify: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Load the EAGLE-3 head of `request` for a runner. Raises ModelInvalid, DoesNotFit, DeviceFault."""
-    names = ARCHITECTURES["llama"].FAMILY.names
-    assert draft.eagle is not None
-    source = CheckpointWeights(Path(request.options.draft or ""), runner.device)
-    target = _load_target(runner, source, notify)
-    with advise_on_out_of_memory(request):
-        weights = load_eagle(draft.config, draft.eagle, names, runner.model.weights, target)
-        _attach(runner, draft.config, weights, request, "the EAGLE-3 head", draft.eagle)
+    """Load the EAGLE-3 head or Gemma 4 assistant of `request` for a runner.
 
-
-def attach_assistant(
-    runner: CudaRunner,
-    draft: DraftShape,
-    request: LoadRequest,
-    notify: Callable[[str], None] = lambda text: None,
-) -> None:
-    """Load the Gemma 4 assistant of `request` for a runner. Raises ModelInvalid, DoesNotFit, DeviceFault."""
+    Raises ModelInvalid, DoesNotFit, DeviceFault."""
     model = runner.model
-    settings = draft.assistant
     own = draft.config
-    assert settings is not None
+    source = CheckpointWeights(Path(request.options.draft or ""), runner.device)
+    target = LoadTarget(source, runner.device, model.pages.dtype, notify)
     with advise_on_out_of_memory(request):
-        source = CheckpointWeights(Path(request.options.draft or ""), runner.device)
-        target = _load_target(runner, source, notify)
-        weights = load_assistant(own, settings, model.config, model.weights, target)
-        with torch.inference_mode():
-            slots = runner.capabilities.max_slots
-            states = LastStates(slots, settings.columns, target.dtype, runner.device)
-            assistant = AssistantModel(
-                own,
-                weights,
-                model.pages.view(settings.sources),
-                states,
-                runner.table,
-                settings.active,
-                kernels=model.kernels,
-            )
-        runner.keep_last_states(states)
-        # Its tables have no pages, and a step has a token of each sequence.
-        caps = replace(runner.capabilities, window_blocks=0, max_step_tokens=STEP_TOKENS)
-        graphs = not request.safe_mode
-        own_runner = CudaRunner(assistant, caps, graphs=graphs, graph_bytes=GRAPH_BYTES)
-        runner.attach(AssistantDrafter(own_runner, assistant, runner.table, states))
+        if draft.eagle is not None:
+            names = ARCHITECTURES["llama"].FAMILY.names
+            weights = load_eagle(own, draft.eagle, names, model.weights, target)
+            _attach(runner, own, weights, request, "the EAGLE-3 head")
+        elif draft.assistant is not None:
+            _attach_assistant(runner, own, draft.assistant, target, request)
 
 
-def _load_target(
-    runner: CudaRunner, source: WeightSource, notify: Callable[[str], None]
-) -> LoadTarget:
-    """Return the target of weights beside those of a runner's model."""
-    return LoadTarget(source, runner.device, runner.model.pages.dtype, notify)
+def _attach_assistant(
+    runner: CudaRunner,
+    own: ModelConfig,
+    settings: AssistantConfig,
+    target: LoadTarget,
+    request: LoadRequest,
+) -> None:
+    model = runner.model
+    weights = load_assistant(own, settings, model.config, model.weights, target)
+    with torch.inference_mode():
+        states = LastStates(
+            runner.capabilities.max_slots, settings.columns, target.dtype, runner.device
+        )
+        assistant = AssistantModel(
+            own,
+            weights,
+            model.pages.view(settings.sources),
+            states,
+            runner.table,
+            settings.active,
+            kernels=model.kernels,
+        )
+    runner.keep_last_states(states)
+    # Its tables have no pages, and a step has a token of each sequence.
+    caps = replace(runner.capabilities, window_blocks=0, max_step_tokens=STEP_TOKENS)
+    graphs = not request.safe_mode
+    own_runner = CudaRunner(assistant, caps, graphs=graphs, graph_bytes=GRAPH_BYTES)
+    runner.attach(AssistantDrafter(own_runner, assistant, runner.table, states))
 
 
 def _attach(
@@ -147,7 +141,6 @@ def _attach(
     weights: HeadWeights | EagleWeights,
     request: LoadRequest,
     name: str,
-    eagle: EagleConfig | None = None,
 ) -> None:
     """Attach a head as a runner. The model then stores last states for it."""
     model = runner.model
@@ -161,12 +154,9 @@ def _attach(
             own, blocks + 1, caps.context_tokens, device, dtype, caps.block_tokens, slots=slots
         )
         states = LastStates(slots, own.hidden, dtype, device)
-    fusion = None
-    if eagle is not None and isinstance(weights, EagleWeights):
-        fusion = Fusion(eagle.taps, weights.fuse)
-    runner.keep_last_states(states, fusion)
+    runner.keep_last_states(states, weights if isinstance(weights, EagleWeights) else None)
     head = CudaRunner(
-        HeadModel(own, weights, pages, states, kernels=model.kernels, eagle=eagle),
+        HeadModel(own, weights, pages, states, kernels=model.kernels),
         caps,
         graphs=not request.safe_mode,
         graph_bytes=GRAPH_BYTES,

@@ -22,10 +22,9 @@ from tests.support.tiny_engine_core import (
     Received,
     TinyLoop,
     assert_same,
-    attach_assistant,
     attach_draft_model,
-    attach_eagle_head,
     attach_own_head,
+    attach_reader_of_states,
     draft_always,
     request,
     tiny_runner,
@@ -78,10 +77,8 @@ def drafting(folders: dict[str, Path], source: str, **how: Any) -> CudaRunner:
     """A runner with one of SOURCES."""
     model, draft = SOURCES[source]
     runner = tiny_runner(folders[model], **how)
-    if draft == "eagle":
-        attach_eagle_head(runner, folders[draft])
-    elif draft == "assistant":
-        attach_assistant(runner, folders[draft])
+    if draft in ("eagle", "assistant"):
+        attach_reader_of_states(runner, folders[draft])
     elif draft:
         attach_draft_model(runner, folders[draft])
     else:
@@ -162,7 +159,7 @@ def test_an_eagle_head_guesses_what_the_layers_of_transformers_guess(
     eagle.save(own, nested=form != "flat")
     text = list(tokens_of(22, 90))
     runner = tiny_runner(model)
-    attach_eagle_head(runner, own)
+    attach_reader_of_states(runner, own)
     prefilled(runner, text, 64)
     (found,) = runner.drafter.draft([DraftAsk(5, text[1:], 1, GREEDY, 4, lambda _: True)])
     wanted = eagle.guesses(text, 4)
@@ -182,7 +179,7 @@ def test_an_assistant_guesses_what_that_of_transformers_guesses(
     assistant.save(own)
     text = list(tokens_of(22, 90))
     runner = tiny_runner(model)
-    attach_assistant(runner, own)
+    attach_reader_of_states(runner, own)
     drafter = runner.drafter
     for length in (90, 20, 64, 65):
         prefilled(runner, text[:length], 64)
@@ -204,7 +201,7 @@ def test_an_assistant_drafts_on_after_accepted_and_rejected_tokens(
     text = list(tokens_of(22, 90))
     assistant = Assistant()
     runner = tiny_runner(folders["gemma4-small"])
-    attach_assistant(runner, folders["assistant"])
+    attach_reader_of_states(runner, folders["assistant"])
     prefilled(runner, text, 64)
     (found,) = runner.drafter.draft(
         [DraftAsk(5, text[-1:], len(text) - 1, GREEDY, 4, lambda _: True)]

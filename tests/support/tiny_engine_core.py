@@ -4,7 +4,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,24 +170,15 @@ def attach_own_head(runner: CudaRunner, folder: Path) -> None:
     load_drafts.attach_head(runner, config, CheckpointWeights(folder, runner.device), request)
 
 
-def attach_eagle_head(runner: CudaRunner, folder: Path) -> None:
-    """Let the EAGLE-3 head in a folder draft for a runner."""
-    _attach_reader_of_states(runner, folder, load_drafts.attach_eagle)
-
-
-def attach_assistant(runner: CudaRunner, folder: Path) -> None:
-    """Let the assistant in a folder draft for a runner."""
-    _attach_reader_of_states(runner, folder, load_drafts.attach_assistant)
-
-
-def _attach_reader_of_states(runner: CudaRunner, folder: Path, attach: Callable[..., None]) -> None:
+def attach_reader_of_states(runner: CudaRunner, folder: Path) -> None:
+    """Let the EAGLE-3 head or assistant in a folder draft for a runner."""
     can = runner.capabilities
     draft = read_draft(str(folder), runner.model.config, gpu=ON_GPU)
     plan = MemoryPlan(
         "cuda", 0, 0, 0, 0, 0, True, can.context_tokens, can.context_tokens, "f16", True, 0, 0, 64
     )  # fmt: skip
     request = LoadRequest(plan, LoadOptions(max_slots=can.max_slots, draft=str(folder)))
-    attach(runner, draft, request)
+    load_drafts.attach_reader_of_states(runner, draft, request)
 
 
 def draft_always(loop: "TinyLoop", count: int = 3) -> None:

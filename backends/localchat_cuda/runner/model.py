@@ -1,12 +1,10 @@
 """A loaded model on its device: weights, KV pages, and a step from token ids to logits."""
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
 from localchat_cuda.architectures import ARCHITECTURES, eagle3, prediction_head
-from localchat_cuda.config.eagle import EagleConfig
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import fp8_int8
 from localchat_cuda.kernels.sampling.rescore import MAX_ROWS, Rescoring
@@ -19,15 +17,6 @@ from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.weights.eagle import EagleWeights
 from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.prediction_head import HeadWeights
-
-
-class Fusion(NamedTuple):
-    """Projection of the states of several layers to one state."""
-
-    taps: tuple[int, ...]
-    """Layers before which the states are read."""
-    weight: torch.Tensor
-    """[hidden, taps * hidden]."""
 
 
 class DeviceModel:
@@ -53,24 +42,24 @@ class DeviceModel:
         self._forward = ARCHITECTURES[config.architecture].forward
         self.last_states: LastStates | None = None
         """Store for the states of every step, which prediction heads read."""
-        self.fusion: Fusion | None = None
-        """Projection of the stored states; None: the last states are stored."""
+        self.eagle: EagleWeights | None = None
+        """Head whose projection of several layers' states is stored; None: the last states are stored."""
 
     def hidden_states(self, inputs: ModelInputs) -> torch.Tensor:
         """Return the last states [P, hidden] of the tokens in `logits_indices`, and write KV pages."""
         store = self.last_states
         if store is None:
             return self._run_forward(self._layers(inputs))
-        if self.fusion is None:
+        if self.eagle is None:
             # The store needs the states of all tokens, so no row may be dropped.
             states = self._run_forward(self._layers(replace(inputs, logits_indices=None)))
             store.store(states, inputs.slots, inputs.positions)
             return _selected(states, inputs.logits_indices)
         ops = self._layers(inputs)
-        ops.taps = self.fusion.taps
+        ops.taps = self.eagle.config.taps
         states = self._run_forward(ops)
         joined = torch.cat([ops.tapped[layer] for layer in ops.taps], 1)
-        fused = torch.matmul(joined, self.fusion.weight.t())
+        fused = torch.matmul(joined, self.eagle.fuse.t())
         store.store(fused, inputs.slots, inputs.positions)
         return states
 
@@ -127,15 +116,11 @@ class HeadModel(DeviceModel):
         states: LastStates,
         *,
         kernels: bool,
-        eagle: EagleConfig | None = None,
     ) -> None:
-        """`states`: of the model's tokens, to which the head adds those of draft tokens.
-
-        `eagle`: config of EagleWeights."""
+        """`states`: of the model's tokens, to which the head adds those of draft tokens."""
         super().__init__(config, weights.model, pages, kernels=kernels)
         self._head = weights
         self._before = states
-        self._eagle = eagle
 
     def hidden_states(self, inputs: ModelInputs) -> torch.Tensor:
         before = self._before
@@ -148,8 +133,7 @@ class HeadModel(DeviceModel):
             states = prediction_head.forward(layers, self._head, previous)
             next_states = states
         else:
-            assert self._eagle is not None
-            states, next_states = eagle3.forward(layers, self._head, self._eagle, previous)
+            states, next_states = eagle3.forward(layers, self._head, previous)
         slots = inputs.slots
         positions = inputs.positions
         if indices is not None:

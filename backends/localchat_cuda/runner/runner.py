@@ -48,7 +48,7 @@ from localchat_cuda.runner.host_pages import HostPages
 from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig, StepShape, TokenSpan
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
-from localchat_cuda.runner.model import DeviceModel, Fusion
+from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.sampler import (
     ReferenceSampler,
     TritonSampler,
@@ -56,6 +56,7 @@ from localchat_cuda.runner.sampler import (
 from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.runner.step_executor import PreparedStep, StepExecutor
 from localchat_cuda.runner.step_output import PendingStep
+from localchat_cuda.weights.eagle import EagleWeights
 
 X = TypeVar("X")
 
@@ -166,10 +167,10 @@ class CudaRunner:
         assert self._model is not None, "the runner is closed"
         return self._model
 
-    def keep_last_states(self, states: LastStates, fusion: Fusion | None = None) -> None:
-        """Store states of every step for prediction heads. `fusion`: of several layers."""
+    def keep_last_states(self, states: LastStates, eagle: EagleWeights | None = None) -> None:
+        """Store states of every step for prediction heads. `eagle`: head that projects several layers'."""
         self.model.last_states = states
-        self.model.fusion = fusion
+        self.model.eagle = eagle
         # Graphs captured before do not store them.
         self.graphs.clear()
 

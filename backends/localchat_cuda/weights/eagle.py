@@ -20,6 +20,7 @@ _LAYERS = ("midlayer.", "layers.0.")
 class EagleWeights:
     """Weights of an EAGLE-3 head."""
 
+    config: EagleConfig
     model: ModelWeights
     """Layer, last norm, output head [tokens, hidden], and an embedding that may be the model's."""
     embedding_norm: torch.Tensor
@@ -66,6 +67,7 @@ def load_eagle(
         # Differences between the model's number of a token and the head's.
         tokens += target.tensor("d2t", (head.vocabulary,), torch.int64)
     return EagleWeights(
+        head,
         ModelWeights(
             embedding,
             (LayerWeights(norms, linears, {}),),
