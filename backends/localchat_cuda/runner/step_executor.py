@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from localchat.backend_api.interface import LogitsPosition, Mask, SamplingParams, StepPlan, StepRow
+from localchat.backend_api.interface import LogitsPosition, SamplingParams, StepPlan, StepRow
 from localchat_cuda.kernels.sampling.publish import publish
 from localchat_cuda.kernels.sampling.rescore import Rescoring, decides
 from localchat_cuda.runner.cuda_graphs import CudaGraphs, ResultBuffer
@@ -332,49 +332,19 @@ class StepExecutor:
         """Write a step as one sample batch with every token. Tokens that the plan does not sample are padding.
 
         `numbers`: position in the plan by token. `kind`: of the graph, for a step of padding."""
-        table = self._table
         count = batch.shape.tokens
         padding = self._penalised_padding if kind.startswith(_PENALISED_KIND) else self._padding
-        sequences = []
-        positions = []
-        targets = []
-        slots = []
-        for token in range(count):
-            number = numbers.get(token, -1)
-            if number < 0:
-                sequences.append(padding)
-                positions.append(0)
-                targets.append(table.discard_index)
-                slots.append(table.scratch)
-                continue
-            logits_position = plan.positions[number]
-            row = plan.rows[logits_position.row]
-            sequences.append(table.sequences[logits_position.seq])
-            position = row.start + logits_position.offset + 1
-            positions.append(position + sequences[-1].offset)
-            targets.append(self._target(plan, logits_position, sequences[-1], position))
-            slots.append(row.slot)
-        results = {number: token for token, number in numbers.items()}
-        if not any(sequence.sampling.penalised for sequence in sequences):
-            slots = []
         samples = self._write_sample_batch(
-            (0, count),
-            results,
-            range(count),
-            sequences,
-            positions,
-            [None] * count,
-            targets,
-            slots,
+            plan, (0, count), range(count), [numbers.get(n, -1) for n in range(count)], padding
         )
         unused = BufferSlice(slices.ids.device, 0, 0, int64=True)
         if kind:
             approximate = kind.endswith(_APPROXIMATE)
         else:
-            approximate = self._likely_tokens_decide(sequences, count)
-        kind = _whole_step_kind(sequences, approximate=approximate)
+            approximate = self._likely_tokens_decide(samples.sequences, count)
+        kind = _whole_step_kind(samples.sequences, approximate=approximate)
         return PreparedStep(
-            batch, slices, unused, [samples], results, kind, approximate=approximate
+            batch, slices, unused, [samples], samples.results, kind, approximate=approximate
         )
 
     def _write_samples(
@@ -389,7 +359,6 @@ class StepExecutor:
         """Write sample batches of at most `max_rows` positions and rows of logits.
 
         `sampled`: positions in the plan, sorted by their row."""
-        masks = {mask.index: mask for mask in plan.masks}
         batches: list[SampleBatch] = []
         first = 0
         while first < len(sampled):
@@ -402,34 +371,10 @@ class StepExecutor:
             while end < len(sampled) and rows[sampled[end]] < high and end - first < self._max_rows:
                 end += 1
             numbers = sampled[first:end]
-            chosen = [plan.positions[n] for n in numbers]
-            sequences = [self._table.sequences[position.seq] for position in chosen]
-            # Positions in the text of the tokens to sample.
-            positions = [plan.rows[target.row].start + target.offset + 1 for target in chosen]
-            targets = [
-                self._target(plan, logits_position, sequence, position)
-                for logits_position, sequence, position in zip(
-                    chosen, sequences, positions, strict=True
-                )
-            ]
-            seed_positions = [
-                position + sequence.offset
-                for position, sequence in zip(positions, sequences, strict=True)
-            ]
-            slots: list[int] = []
-            if any(sequence.sampling.penalised for sequence in sequences):
-                slots = [plan.rows[position.row].slot for position in chosen]
-            results = {n: first + index for index, n in enumerate(numbers)}
+            logits_rows = [rows[n] - low for n in numbers]
             batches.append(
                 self._write_sample_batch(
-                    (low, high),
-                    results,
-                    [rows[n] - low for n in numbers],
-                    sequences,
-                    seed_positions,
-                    [masks.get(n) for n in numbers],
-                    targets,
-                    slots,
+                    plan, (low, high), logits_rows, numbers, self._padding, first
                 )
             )
             first = end
@@ -437,26 +382,51 @@ class StepExecutor:
 
     def _write_sample_batch(
         self,
+        plan: StepPlan,
         logits: tuple[int, int],
-        results: dict[int, int],
         rows: Sequence[int],
-        sequences: Sequence[SequenceSlot],
-        positions: Sequence[int],
-        masks: Sequence[Mask | None],
-        targets: Sequence[int],
-        slots: Sequence[int],
+        numbers: Sequence[int],
+        padding: SequenceSlot,
+        first: int = 0,
     ) -> SampleBatch:
+        """Write a sample batch over a range of the step's logits.
+
+        `rows`: of that range. `numbers`: position in the plan for each row; -1: `padding`. `first`: number of
+        the first result."""
+        table = self._table
+        sequences = []
+        positions = []
+        targets = []
+        slots = []
+        for number in numbers:
+            if number < 0:
+                sequences.append(padding)
+                positions.append(0)
+                targets.append(table.discard_index)
+                slots.append(table.scratch)
+                continue
+            logits_position = plan.positions[number]
+            row = plan.rows[logits_position.row]
+            sequences.append(table.sequences[logits_position.seq])
+            # Position in the text of the token to sample.
+            position = row.start + logits_position.offset + 1
+            positions.append(position + sequences[-1].offset)
+            targets.append(self._target(plan, logits_position, sequences[-1], position))
+            slots.append(row.slot)
+        if not any(sequence.sampling.penalised for sequence in sequences):
+            slots = []
+        masks = {mask.index: mask for mask in plan.masks}
         write = self._buffer.write
         host_slice = None
         if self._results is not None:
             host_slice = write([self._results.address], int64=True)
         return SampleBatch(
             logits_range=logits,
-            results=results,
+            results={n: first + index for index, n in enumerate(numbers) if n >= 0},
             rows=rows,
             sequences=sequences,
             positions=positions,
-            masks=masks,
+            masks=[masks.get(n) for n in numbers],
             slots=slots,
             row_slice=write(rows),
             sequence_slice=write([sequence.row for sequence in sequences]),
