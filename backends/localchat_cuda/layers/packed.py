@@ -4,11 +4,11 @@ Letters: see dense.py.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
 
-from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import ggml, int4, rms_norm_post
 from localchat_cuda.kernels.attention import decode as decode_attention
 from localchat_cuda.kernels.int4 import activations as w4_activations
@@ -16,8 +16,6 @@ from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.layers.dense import Layers, RankSums, Sums
 from localchat_cuda.layers.head_norms import HeadNorms
-from localchat_cuda.ranks.collective import Collective
-from localchat_cuda.runner.kv_pages import ModelInputs, Pages
 from localchat_cuda.weights.formats.weight import Weight
 
 PackedWeight: TypeAlias = w4_pack.W4 | ggml.GgmlWeight
@@ -47,17 +45,9 @@ class PackedActivations:
 class PackedLayers(Layers[PackedActivations]):
     """Layers with packed activations, for steps of kernels with at most ModelWeights.packed_rows tokens."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        inputs: ModelInputs,
-        pages: Pages,
-        *,
-        kernels: bool,
-        collective: Collective | None = None,
-    ) -> None:
-        super().__init__(config, inputs, pages, kernels=kernels, collective=collective)
-        self._buffers: dict[tuple[int, int, bool], w4_activations.Rows] = {}
+    @cached_property
+    def _buffers(self) -> dict[tuple[int, int, bool], w4_activations.Rows]:
+        return {}
 
     def reduce(self, y: torch.Tensor) -> Sums:
         collective = self.collective

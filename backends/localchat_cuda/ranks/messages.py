@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
 from localchat.backend_api.interface import LoadBlock, LoadRequest, Mask, SaveBlock, StepPlan
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.runner.input_batch import TokenSpan
@@ -102,8 +104,9 @@ class PlanEncoder:
         same = bool(plan.moved) and plan.rows is self._plan.rows
         if not same:
             self._plan = plan
-            return Launch(self._number, _changed(plan, plan, masks))
-        return Launch(self._number, _changed(plan, StepPlan(0), masks), same_rows=True)
+            return Launch(self._number, structs.replace(plan, masks=masks))
+        plan = structs.replace(plan, rows=(), positions=(), masks=masks)
+        return Launch(self._number, plan, same_rows=True)
 
 
 class PlanDecoder:
@@ -115,22 +118,7 @@ class PlanDecoder:
     def decode(self, message: Launch) -> StepPlan:
         """Return the plan of the next message."""
         if message.same_rows:
-            return _changed(message.plan, self._plan, message.plan.masks)
+            last = self._plan
+            return structs.replace(message.plan, rows=last.rows, positions=last.positions)
         self._plan = message.plan
         return message.plan
-
-
-def _changed(plan: StepPlan, rows: StepPlan, masks: tuple[Mask, ...]) -> StepPlan:
-    """Return `plan` with the rows and positions of another plan, and these masks."""
-    return StepPlan(
-        plan.number,
-        rows.rows,
-        rows.positions,
-        plan.memory,
-        plan.enter,
-        plan.leave,
-        masks,
-        plan.exact,
-        plan.moved,
-        plan.new_blocks,
-    )
