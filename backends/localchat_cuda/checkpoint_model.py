@@ -2,20 +2,23 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from localchat.backend_api.drafter import shared_vocabulary
 from localchat.backend_api.interface import LoadRequest, ModelInfo, Progress, Runner, Tokenizer
 from localchat.errors import LocalchatError, ModelMissing
 from localchat.fit.hardware import Gpu, read_gpus, read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan, demand
+from localchat.model_files.byte_source import digest_of
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda.compile_ahead.process import CompileProcess
 from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_config
 from localchat_cuda.config.reader import read_config
-from localchat_cuda.gguf_files import OpenedFiles, digest_of, open_gguf
+from localchat_cuda.gguf_files import OpenedFiles, open_gguf
 from localchat_cuda.plan.draft_plan import DraftShape, read_draft
 from localchat_cuda.plan.preflight import refuse_adapters
 from localchat_cuda.plan.rank_plan import RankLoad, usable_gpus
@@ -120,7 +123,6 @@ class CheckpointModel:
             attach_draft_model,
             attach_head,
             attach_reader_of_states,
-            shared_vocabulary,
         )
 
         path = None if request.options.dummy_weights else self._path
@@ -132,7 +134,12 @@ class CheckpointModel:
         shared = 0
         if draft is not None and not draft.reads_states:
             tokenizer = _tokenizer(Path(request.options.draft or ""), draft.config.vocabulary)
-            shared = shared_vocabulary(draft.name, tokenizer, self.tokenizer)
+            shared = shared_vocabulary(
+                draft.name,
+                (tokenizer.vocab_size, self.tokenizer.vocab_size),
+                partial(tokenizer.piece, special=True),
+                partial(self.tokenizer.piece, special=True),
+            )
         if request.plan.gpus > 1:
             runner = self._load_ranks(config, path, request, progress, notify, compile_process)
         else:

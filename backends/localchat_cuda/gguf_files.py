@@ -1,10 +1,9 @@
 """Opens a GGUF file as a checkpoint: config, tokenizer, template and the sizes of its tensors."""
 
-import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from localchat.model_files.byte_source import digest_of
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.config.gguf import config_of, loaded_header, read_rope_factors
@@ -13,8 +12,6 @@ from localchat_cuda.config.reader import parse_config
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
 from localchat_cuda.tokenizer import TokenizerFiles
 
-_SAMPLES = 16
-_SAMPLE_BYTES = 4096
 _SAMPLING = (
     ("temperature", "temp"),
     ("top_k", "top_k"),
@@ -57,16 +54,3 @@ def open_gguf(path: Path) -> OpenedFiles:
         tuple((name, float(value)) for name, value in sampling if isinstance(value, int | float)),
         digest_of(metadata.encode(), header.parts),
     )
-
-
-def digest_of(settings: bytes, paths: Iterable[Path]) -> str:
-    """Return a digest of settings and samples of the weights, because fine-tunes have equal headers."""
-    digest = hashlib.blake2b(settings, digest_size=16)
-    for path in paths:
-        size = path.stat().st_size
-        digest.update(size.to_bytes(8, "little"))
-        with path.open("rb") as file:
-            for piece in range(_SAMPLES):
-                file.seek(max(size - _SAMPLE_BYTES, 0) * piece // (_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from localchat.backend_api.interface import LoadRequest, Progress, Tokenizer
-from localchat.errors import ModelInvalid
+from localchat.backend_api.interface import LoadRequest, Progress
 from localchat.fit.load_options import LoadOptions
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config.assistant import AssistantConfig
@@ -16,7 +15,6 @@ from localchat_cuda.config.prediction import head_config
 from localchat_cuda.load import advise_on_out_of_memory, capabilities, load_runner, warm_up
 from localchat_cuda.plan.draft_plan import (
     GRAPH_BYTES,
-    SAME_FAMILY,
     STEP_TOKENS,
     DraftShape,
     plan_of,
@@ -32,9 +30,6 @@ from localchat_cuda.weights.assistant import load_assistant
 from localchat_cuda.weights.eagle import EagleWeights, load_eagle
 from localchat_cuda.weights.prediction_head import HeadWeights, load_head
 from localchat_cuda.weights.source import CheckpointWeights, LoadTarget, WeightSource
-
-_PADDING = 512
-"""Largest number of unused tokens by which vocabularies of one family differ."""
 
 
 def draft_request(request: LoadRequest, config: ModelConfig) -> LoadRequest:
@@ -163,31 +158,3 @@ def _attach(
     )
     warm_up(head)
     runner.attach(CudaDrafter(head, runner.table, name, own.vocabulary, states))
-
-
-def shared_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> int:
-    """Return how many tokens two models share. Raises ModelInvalid if they number tokens differently."""
-    shared = min(draft.vocab_size, target.vocab_size)
-    difference = ""
-    if abs(draft.vocab_size - target.vocab_size) > _PADDING:
-        difference = f"it has {draft.vocab_size:,} tokens, and the model has {target.vocab_size:,}"
-    else:
-        for token in range(shared):
-            draft_piece = draft.piece(token, special=True)
-            target_piece = target.piece(token, special=True)
-            if draft_piece != target_piece:
-                difference = (
-                    f"its token {token} is {_shown(draft_piece)}, and the model's is "
-                    f"{_shown(target_piece)}"
-                )
-                break
-    if difference:
-        raise ModelInvalid(
-            f"{name} cannot be a draft model for this one: {difference}.", hint=SAME_FAMILY
-        )
-    return shared
-
-
-def _shown(piece: bytes) -> str:
-    """Return the start of a token's text for a message."""
-    return repr(piece.decode("utf-8", "replace")[:20])

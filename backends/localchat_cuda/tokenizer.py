@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from localchat.backend_api.special_tokens import SpecialToken
 from localchat.errors import ModelInvalid, ModelMissing, reason
+from localchat.model_files.checkpoint import optional_object
 from localchat_cuda.config.reader import token_ids
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -75,9 +76,9 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     files = ("generation_config.json", "config.json")
-    stated = [token_ids(_read_object(folder / name).get("eos_token_id")) for name in files]
+    stated = [token_ids(optional_object(folder / name).get("eos_token_id")) for name in files]
     ends = tuple(token for ids in stated for token in ids)
-    return TokenizerFiles(str(path), text, _read_object(folder / "tokenizer_config.json"), ends)
+    return TokenizerFiles(str(path), text, optional_object(folder / "tokenizer_config.json"), ends)
 
 
 class CheckpointTokenizer:
@@ -262,19 +263,6 @@ def _is_byte_level(raw: Mapping[str, Any]) -> bool:
     return any(part.get("type") == "ByteLevel" for part in parts)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty without a file. Raises ModelInvalid."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path, error) from error
-    if not isinstance(content, dict):
-        raise ModelInvalid(f"{path} is not a JSON object.", hint=_DAMAGED_HINT)
-    return content
-
-
 def _unreadable(path: Path | str, error: Exception) -> ModelInvalid:
     return ModelInvalid(f"{path} cannot be read: {reason(error)}.", hint=_DAMAGED_HINT)
 
@@ -290,9 +278,9 @@ def chat_template(folder: Path) -> str | None:
             return path.read_text("utf-8")
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
-    template = _read_object(folder / "tokenizer_config.json").get("chat_template")
+    template = optional_object(folder / "tokenizer_config.json").get("chat_template")
     if template is None:
-        template = _read_object(folder / "chat_template.json").get("chat_template")
+        template = optional_object(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):
         by_name = {
             item.get("name"): item.get("template") for item in template if isinstance(item, dict)
@@ -303,7 +291,7 @@ def chat_template(folder: Path) -> str | None:
 
 def sampling_defaults(folder: Path) -> tuple[tuple[str, float], ...]:
     """Return the sampling defaults of generation_config.json. Raises ModelInvalid."""
-    stated = _read_object(folder / "generation_config.json")
+    stated = optional_object(folder / "generation_config.json")
     fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     values = ((field, stated.get(field)) for field in fields)
     return tuple((field, float(value)) for field, value in values if isinstance(value, int | float))

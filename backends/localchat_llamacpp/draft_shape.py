@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-from localchat.errors import ModelInvalid
+from localchat.backend_api.drafter import unfit
 from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.open_gguf import read_header
-
-SAME_FAMILY = "A draft model is a small model of the same family, such as Qwen3 0.6B for Qwen3 8B."
 
 
 def draft_shape(file: str, context_tokens: int = 0) -> ModelShape:
@@ -26,5 +24,5 @@ def draft_shape(file: str, context_tokens: int = 0) -> ModelShape:
     elif 0 < shape.positions < context_tokens:
         why = f"has {shape.positions:,} positions, and the context is {context_tokens:,}"
     if why:
-        raise ModelInvalid(f"{path.name} cannot be a draft model: it {why}.", hint=SAME_FAMILY)
+        raise unfit(path.name, f": it {why}")
     return shape

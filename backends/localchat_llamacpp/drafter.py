@@ -10,18 +10,18 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localchat.backend_api.drafter import NO_DRAFT, Draft, DraftAsk
+from localchat.backend_api.drafter import NO_DRAFT, Draft, DraftAsk, shared_vocabulary, unfit
 from localchat.backend_api.interface import LoadRequest, Progress, SamplingParams
 from localchat.backend_api.sampling.reference import Sampler
-from localchat.errors import ModelInvalid
 from localchat_llamacpp.batch import Batch
-from localchat_llamacpp.draft_shape import SAME_FAMILY, draft_shape
+from localchat_llamacpp.draft_shape import draft_shape
 from localchat_llamacpp.head_states import HeadStates
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
@@ -34,8 +34,6 @@ from localchat_llamacpp.native_model import (
 from localchat_llamacpp.plan.buffers import STATE_WINDOW, head_cells
 from localchat_llamacpp.slots import Slots
 
-_PADDING = 128
-"""Unused tokens at the end by which vocabularies of one family may differ."""
 _STEP_TOKENS = 128
 _WARM_TOKENS = 32
 _LONGEST_DRAFT = 32
@@ -60,7 +58,7 @@ def load_drafter(
         progress=lambda done, total: progress(0, total),
     )
     try:
-        refuse_other_vocabulary(path.name, weights.handle, target)
+        shared = _shared_vocabulary(path.name, weights.handle, target)
         spec = ContextSpec(
             context_tokens=plan.context_tokens,
             slots=request.options.max_slots,
@@ -74,10 +72,8 @@ def load_drafter(
     except BaseException:
         weights.close()
         raise
-    vocabularies = [
-        int(api.llama_vocab_n_tokens(_vocabulary(model))) for model in (weights.handle, target)
-    ]
-    drafter = LlamaDrafter(context, spec, vocabularies[0], min(vocabularies), weights=weights)
+    vocab_size = int(api.llama_vocab_n_tokens(_vocabulary(weights.handle)))
+    drafter = LlamaDrafter(context, spec, vocab_size, shared, weights=weights)
     drafter.buffers = [*weights.buffers, *buffers]
     return _warmed_up(drafter)
 
@@ -120,26 +116,19 @@ def _vocabulary(model: int) -> Any:  # noqa: ANN401 - a pointer
     return library().api.llama_model_get_vocab(model)
 
 
-def refuse_other_vocabulary(name: str, draft: int, target: int) -> None:
-    """Raise ModelInvalid if two native models number their tokens differently."""
+def _shared_vocabulary(name: str, draft: int, target: int) -> int:
+    """Return how many tokens two native models share. Raises ModelInvalid if they number them differently."""
     api = library().api
-    mine = _vocabulary(draft)
-    other = _vocabulary(target)
-    sizes = [int(api.llama_vocab_n_tokens(model)) for model in (mine, other)]
-    why = ""
-    if api.llama_vocab_type(mine) != api.llama_vocab_type(other):
-        why = "its tokenizer is of another kind"
-    elif abs(sizes[0] - sizes[1]) > _PADDING:
-        why = f"it has {sizes[0]:,} tokens, and the model has {sizes[1]:,}"
-    else:
-        text = api.llama_vocab_get_text
-        for token in range(min(sizes)):
-            if (here := text(mine, token)) != (there := text(other, token)):
-                shown = [(piece or b"").decode("utf-8", "replace")[:20] for piece in (here, there)]
-                why = f"its token {token} is {shown[0]!r}, and the model's is {shown[1]!r}"
-                break
-    if why:
-        raise ModelInvalid(f"{name} cannot be a draft model for this one: {why}.", hint=SAME_FAMILY)
+    vocabularies = _vocabulary(draft), _vocabulary(target)
+    if len({api.llama_vocab_type(vocabulary) for vocabulary in vocabularies}) > 1:
+        raise unfit(name, " for this one: its tokenizer is of another kind")
+    own, other = vocabularies
+    sizes = int(api.llama_vocab_n_tokens(own)), int(api.llama_vocab_n_tokens(other))
+
+    def text(vocabulary: int, token: int) -> bytes:
+        return api.llama_vocab_get_text(vocabulary, token) or b""
+
+    return shared_vocabulary(name, sizes, partial(text, own), partial(text, other))
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,5 @@
 """Opens a GGUF model: header, tokenizer, the plan of a load, and the load."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan, demand, kv_types
 from localchat.model_files.adapter import Adapter
 from localchat.model_files.architecture import model_shape, pooling_of
+from localchat.model_files.byte_source import digest_of
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.projector import Projector, find_projector
@@ -43,8 +43,6 @@ _SAMPLING = {
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
 """Keys of a file's own sampling defaults, and our names for them."""
-_PIECES = 16
-_PIECE_BYTES = 4096
 
 
 class GgufModel:
@@ -163,6 +161,8 @@ def _info(header: Header, vocabulary: Tokenizer) -> ModelInfo:
     template = header.metadata.get("tokenizer.chat_template")
     name = header.metadata.get("general.name")
     stated = ((ours, header.metadata.get(key)) for key, ours in _SAMPLING.items())
+    with header.parts[0].open("rb") as file:
+        head = file.read(header.data_offset)
     return ModelInfo(
         name=name if isinstance(name, str) and name.strip() else header.parts[0].stem,
         architecture=header.architecture,
@@ -173,23 +173,6 @@ def _info(header: Header, vocabulary: Tokenizer) -> ModelInfo:
         file_bytes=header.file_bytes,
         chat_template=template if isinstance(template, str) else None,
         sampling=tuple((ours, float(v)) for ours, v in stated if isinstance(v, int | float)),
-        identity=_identity(header),
+        identity=digest_of(head, header.parts),
         pooling=pooling_of(header),
     )
-
-
-def _identity(header: Header) -> str:
-    """Digest of sizes, headers and pieces spread over the weights: two fine-tunes have equal headers."""
-    digest = hashlib.blake2b(digest_size=16)
-    for number, path in enumerate(header.parts):
-        size = path.stat().st_size
-        digest.update(size.to_bytes(8, "little"))
-        with path.open("rb") as file:
-            if number == 0:
-                digest.update(file.read(header.data_offset))
-            for piece in range(_PIECES):
-                file.seek(
-                    (size - _PIECE_BYTES) * piece // (_PIECES - 1) if size > _PIECE_BYTES else 0
-                )
-                digest.update(file.read(_PIECE_BYTES))
-    return digest.hexdigest()

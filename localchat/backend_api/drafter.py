@@ -4,6 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from localchat.backend_api.interface import Runner, SamplingParams
+from localchat.errors import ModelInvalid
+
+_PADDING = 512
+"""Largest number of unused tokens by which vocabularies of one family differ."""
 
 
 class DraftAsk(NamedTuple):
@@ -72,3 +76,38 @@ class DraftingRunner(Runner, Protocol):
     """Additional attribute of a runner with a draft model."""
 
     drafter: Drafter
+
+
+def unfit(name: str, why: str) -> ModelInvalid:
+    """Return the error for a file that cannot draft. `why`: rest of the sentence."""
+    return ModelInvalid(
+        f"{name} cannot be a draft model{why}.",
+        hint="A draft model is a small model of the same family, such as Qwen3 0.6B for Qwen3 8B.",
+    )
+
+
+def shared_vocabulary(
+    name: str,
+    sizes: tuple[int, int],
+    draft_text: Callable[[int], bytes],
+    model_text: Callable[[int], bytes],
+) -> int:
+    """Return how many tokens a draft model shares with its model. Raises ModelInvalid if their numbers differ.
+
+    `sizes`: tokens of both. The others return the text of a token.
+    """
+    if abs(sizes[0] - sizes[1]) > _PADDING:
+        counts = f"it has {sizes[0]:,} tokens, and the model has {sizes[1]:,}"
+        raise unfit(name, f" for this one: {counts}")
+    for token in range(min(sizes)):
+        own = draft_text(token)
+        other = model_text(token)
+        if own != other:
+            texts = f"its token {token} is {_shown(own)}, and the model's is {_shown(other)}"
+            raise unfit(name, f" for this one: {texts}")
+    return min(sizes)
+
+
+def _shown(piece: bytes) -> str:
+    """Return the start of a token's text for a message."""
+    return repr(piece.decode("utf-8", "replace")[:20])

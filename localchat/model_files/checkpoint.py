@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from localchat.errors import ModelInvalid, ModelMissing
+from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.model_files.architecture import ModelShape, model_shape
 from localchat.model_files.byte_source import ByteSource, FileSource
 from localchat.model_files.open_gguf import read_header
@@ -27,8 +27,9 @@ SIDECARS: Final = {
 Early quantized checkpoints and ModelOpt's have them.
 """
 _OLD_NAMES: Final = {"w_bit": "bits", "q_group_size": "group_size"}
-_MAX_INDEX_BYTES: Final = 64 << 20
+_MAX_JSON_BYTES: Final = 64 << 20
 _MAX_FILES: Final = 1024
+_DAMAGED: Final = "The file may be incomplete or damaged: download it again."
 _SINGLE_FILE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 """List of the tensors of a split model, with their files."""
@@ -112,22 +113,42 @@ def whole_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     path = next((folder / name for name in SIDECARS if (folder / name).is_file()), None)
     if path is None or config.get("quantization_config"):
         return config
-    try:
-        with FileSource(path) as source:
-            return _with_sidecar(config, path.name, source)
-    except OSError as problem:
-        raise ModelInvalid(f"{path} cannot be read: {problem}.", path=str(path)) from problem
+    return _with_sidecar(config, path.name, read_object(path))
 
 
-def _with_sidecar(config: Mapping[str, Any], name: str, source: ByteSource) -> Mapping[str, Any]:
-    """Add the quantization of a sidecar file. Raises ModelInvalid."""
-    stated = {_OLD_NAMES.get(key, key): value for key, value in _object(source).items()}
+def _with_sidecar(
+    config: Mapping[str, Any], name: str, sidecar: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Add the quantization of a sidecar file."""
+    stated = {_OLD_NAMES.get(key, key): value for key, value in sidecar.items()}
     return {**config, "quantization_config": {"quant_method": SIDECARS[name], **stated}}
 
 
-def _object(source: ByteSource) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises ModelMissing without the file, ModelInvalid."""
+    try:
+        with FileSource(path) as source:
+            return _object(source, _MAX_JSON_BYTES)
+    except FileNotFoundError as problem:
+        raise ModelMissing(
+            f"{path.parent} has no {path.name}.",
+            hint="Give the folder of a whole Hugging Face checkpoint.",
+            path=str(path),
+        ) from problem
+    except OSError as problem:
+        raise ModelInvalid(
+            f"{path} cannot be read: {reason(problem)}.", hint=_DAMAGED, path=str(path)
+        ) from problem
+
+
+def optional_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, empty without the file. Raises ModelInvalid."""
+    return read_object(path) if path.exists() else {}
+
+
+def _object(source: ByteSource, limit_bytes: int = _MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file. Raises ModelInvalid."""
-    if source.size > _MAX_CONFIG_BYTES:
+    if source.size > limit_bytes:
         raise ModelInvalid(
             f"{source.name} has {source.size:,} bytes; settings are never that long.",
             path=source.name,
@@ -136,10 +157,10 @@ def _object(source: ByteSource) -> dict[str, Any]:
         value = json.loads(source.read(0, source.size))
     except (ValueError, RecursionError) as problem:
         raise ModelInvalid(
-            f"{source.name} is not valid JSON: {problem}.", path=source.name
+            f"{source.name} is not valid JSON: {problem}.", hint=_DAMAGED, path=source.name
         ) from problem
     if not isinstance(value, dict):
-        raise ModelInvalid(f"{source.name} is not a JSON object.", path=source.name)
+        raise ModelInvalid(f"{source.name} is not a JSON object.", hint=_DAMAGED, path=source.name)
     return value
 
 
@@ -226,7 +247,7 @@ def _indexed(folder: Path) -> frozenset[str]:
     """Return the files that the index of a split model names. Empty without a readable index."""
     try:
         with FileSource(folder / _INDEX) as source:
-            files = json.loads(source.read(0, _MAX_INDEX_BYTES))["weight_map"].values()
+            files = json.loads(source.read(0, _MAX_JSON_BYTES))["weight_map"].values()
             return frozenset(name for name in files if isinstance(name, str))
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return frozenset()
@@ -259,6 +280,6 @@ def read_checkpoint_sources(
     if sidecars and not fields.get("quantization_config"):
         for sidecar in SIDECARS:
             if sidecar in sidecars:
-                fields = _with_sidecar(fields, sidecar, sidecars[sidecar])
+                fields = _with_sidecar(fields, sidecar, _object(sidecars[sidecar]))
                 break
     return Checkpoint(name, fields, tuple(read_safetensors_source(source) for source in weights))

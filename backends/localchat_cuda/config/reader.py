@@ -3,15 +3,14 @@
 The error for an unsupported model lists the supported ones, and suggests llama.cpp.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, get_args
 
-from localchat.errors import ModelInvalid, ModelMissing, reason
-from localchat.model_files.checkpoint import weight_paths, whole_config
+from localchat.errors import ModelInvalid
+from localchat.model_files.checkpoint import read_object, weight_paths, whole_config
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
 from localchat_cuda.architectures import ARCHITECTURES, families, labels
 from localchat_cuda.architectures.family import Family
@@ -35,7 +34,6 @@ _UNSUPPORTED_HINT = (
     f"The CUDA backend loads {labels()} in {STORED}. For other models use a GGUF file, which "
     "llama.cpp runs on this GPU too."
 )
-_DAMAGED_HINT = "The file may be incomplete or damaged: download it again."
 _FLOAT_TYPES: dict[str, FloatType] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _GATE_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _ACTIVATIONS: dict[str, Activation] = {"relu2": "relu2"}
@@ -62,20 +60,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 def read_raw(folder: Path) -> Mapping[str, Any]:
     """Return the config.json of a checkpoint folder. Raises ModelMissing, ModelInvalid."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise ModelMissing(
-            f"{folder} has no config.json.", hint="Give the folder of a Hugging Face checkpoint."
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelInvalid(
-            f"{path} cannot be read: {reason(error)}.", hint=_DAMAGED_HINT
-        ) from error
-    if not isinstance(config, dict):
-        raise ModelInvalid(f"{path} is not a JSON object.", hint=_DAMAGED_HINT)
-    return whole_config(folder, config)
+    return whole_config(folder, read_object(folder / "config.json"))
 
 
 def parse_config(

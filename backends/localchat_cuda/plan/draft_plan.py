@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localchat.errors import ModelInvalid, ModelMissing
+from localchat.backend_api.drafter import unfit
+from localchat.errors import ModelMissing
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.open_gguf import read_header
@@ -28,7 +29,6 @@ TEXT_TOKENS = 8192
 """Tokens of one text. When a text outgrows them, the drafter reads its last half again."""
 STEP_TOKENS = 1024
 GRAPH_BYTES = 150_000_000
-SAME_FAMILY = "A draft model is a small model of the same family, such as Qwen3 0.6B for Qwen3 8B."
 
 
 class DraftShape(NamedTuple):
@@ -75,10 +75,9 @@ def read_draft(file: str, model: ModelConfig, *, gpu: bool = True) -> DraftShape
         config = read_config(path)
     config, _ = runtime_config(config, gpu=gpu)
     if config.recurrent is not None:
-        raise ModelInvalid(
-            f"{path.name} cannot be a draft model: it keeps a running state, which cannot go back where a "
-            "draft is rejected.",
-            hint=SAME_FAMILY,
+        raise unfit(
+            path.name,
+            ": it keeps a running state, which cannot go back where a draft is rejected",
         )
     return DraftShape(path.name, config, headers)
 

@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localchat.errors import ModelInvalid
-from localchat.model_files.checkpoint import CONFIG, weight_paths, whole_config
+from localchat.model_files.checkpoint import (
+    CONFIG,
+    optional_object,
+    read_object,
+    weight_paths,
+    whole_config,
+)
 from localchat.model_files.ggml_types import NUMBER_FORMATS
 from localchat.model_files.gguf import GgufTensor, Header, Value
 from localchat_llamacpp.convert.names import name_map, reordered, reorders
@@ -17,7 +23,6 @@ from localchat_llamacpp.convert.sizes import CheckpointConfig
 from localchat_llamacpp.convert.tensor_files import (
     StoredTensor,
     expected_values,
-    read_json,
     read_tensors,
 )
 from localchat_llamacpp.convert.vocabulary import vocabulary_entries
@@ -43,7 +48,7 @@ class CheckpointSource:
             self._read(folder)
 
     def _read(self, folder: Path) -> None:
-        config = whole_config(folder, read_json(folder / CONFIG))
+        config = whole_config(folder, read_object(folder / CONFIG))
         self._config = CheckpointConfig(str(folder), config)
         self._numbers = self._config.numbers()
         self._architecture = self._config.family.architecture
@@ -97,9 +102,8 @@ class CheckpointSource:
             entry("general.type", "model"),
             entry("general.name", self._folder.resolve().name),
         ]
-        generation = self._folder / "generation_config.json"
-        if generation.is_file():
-            entries += [entry(*pair) for pair in self._config.sampling(read_json(generation))]
+        generation = optional_object(self._folder / "generation_config.json")
+        entries += [entry(*pair) for pair in self._config.sampling(generation)]
         entries += [
             entry(f"{self._architecture}.{key}", value) for key, value in self._numbers.items()
         ]

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from localchat.config.paths import file_state, find_paths
 from localchat.errors import LocalchatError, ModelInvalid, ModelMissing, reason
 from localchat.model_files.adapter import PEFT_CONFIG, PEFT_WEIGHTS
+from localchat.model_files.checkpoint import read_object
 from localchat.model_files.gguf import Header
 from localchat_llamacpp.convert.names import name_map, reordered, reorders
 from localchat_llamacpp.convert.tensor_files import (
     StoredTensor,
     expected_values,
-    read_json,
     read_tensors,
 )
 from localchat_llamacpp.gguf_writer import ALIGNMENT, TableEntry, entry, head
@@ -85,7 +85,7 @@ def converted_adapter(folder: Path, model: Header) -> Path:
     if target.is_file():
         return target
     with expected_values(folder):
-        config = read_json(folder / PEFT_CONFIG)
+        config = read_object(folder / PEFT_CONFIG)
         _check_config(folder, config)
         pairs = list(_pairs(folder, config, model))
         entries = [

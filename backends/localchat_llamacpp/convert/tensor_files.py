@@ -1,9 +1,8 @@
 """Tensors of safetensors files as numpy arrays, mapped from the disk."""
 
-import json
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localchat.errors import ModelInvalid, ModelMissing
+from localchat.errors import ModelInvalid
 from localchat.model_files.safetensors import Tensor, read_safetensors
 
 _NUMPY: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
@@ -96,16 +95,3 @@ def expected_values(folder: Path) -> Iterator[None]:
             hint="The files may be damaged: download them again.",
             path=str(folder),
         ) from error
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """Return the object in a JSON file. Raises ModelMissing, ModelInvalid."""
-    if not path.is_file():
-        raise ModelMissing(f"{path.parent} has no {path.name}.", path=str(path))
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelInvalid(f"{path} cannot be read: {error}.", path=str(path)) from error
-    if not isinstance(value, dict):
-        raise ModelInvalid(f"{path} is not a JSON object.", path=str(path))
-    return value

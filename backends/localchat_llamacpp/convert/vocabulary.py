@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from localchat.errors import ModelInvalid
+from localchat.model_files.checkpoint import optional_object, read_object
 from localchat.model_files.pre_tokenizers import GPT2, LONE_DIGITS, PATTERNS, WHOLE_WORDS
-from localchat_llamacpp.convert.tensor_files import read_json
 from localchat_llamacpp.gguf_writer import entry
 
 _NORMAL: Final = 1
@@ -46,8 +46,8 @@ def vocabulary_entries(folder: Path, rows: int) -> Iterator[bytes]:
 
     Raises ModelMissing, ModelInvalid.
     """
-    raw = read_json(folder / "tokenizer.json")
-    settings = _optional(folder / "tokenizer_config.json")
+    raw = read_object(folder / "tokenizer.json")
+    settings = optional_object(folder / "tokenizer_config.json")
     model = raw.get("model") or {}
     if model.get("type") not in ("BPE", None) or not isinstance(model.get("vocab"), dict):
         raise _unsupported(folder, f"its tokenizer is of the type {model.get('type')}, not BPE")
@@ -78,10 +78,6 @@ def _pair(merge: str | Sequence[str]) -> Sequence[str]:
     if isinstance(merge, str):
         return merge.split(" ", 1)
     return merge
-
-
-def _optional(path: Path) -> Mapping[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 def _vocabulary(folder: Path, raw: Mapping[str, Any], rows: int) -> _Vocabulary:
@@ -169,7 +165,7 @@ def _marks_first_word(raw: Mapping[str, Any]) -> bool:
 def _special_entries(
     folder: Path, raw: Mapping[str, Any], settings: Mapping[str, Any], ids: Mapping[str, int]
 ) -> Iterator[bytes]:
-    config = _optional(folder / "config.json")
+    config = optional_object(folder / "config.json")
     numbers: dict[str, int] = {}
     for name, key in _SPECIAL.items():
         token = settings.get(f"{name}_token")

@@ -693,7 +693,7 @@ def test_invalid_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match=r"no config\.json"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[1")
-    with pytest.raises(ModelInvalid, match="cannot be read"):
+    with pytest.raises(ModelInvalid, match="is not valid JSON"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(ModelInvalid, match="not a JSON object"):
