@@ -29,14 +29,16 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.open_gguf import read_header
 from localchat_cuda.compile_ahead.phase import Phase
 from localchat_cuda.compile_ahead.process import CompileProcess
+from localchat_cuda.compile_ahead.trace import CompileJob
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.config.gguf import LayerFormats, layer_formats
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
-from localchat_cuda.kernels.launch import set_safe_mode, trust_callers
+from localchat_cuda.kernels.launch import interpreted, set_safe_mode, traits, trust_callers
 from localchat_cuda.plan import window_plan
 from localchat_cuda.plan.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
 from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.ranks.host_memory import block_count
+from localchat_cuda.ranks.messages import RankJob
 from localchat_cuda.ranks.rank_weights import RankWeights
 from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
@@ -91,12 +93,7 @@ _WARM_POSITIONS = (1, 130, 260, 520, 1040)
 class RankGroup(Protocol):
     """Processes that compute a model together, as one of them sees the others."""
 
-    rank: int
-    ranks: int
-    config: ModelConfig
-    """Shape of the whole model."""
-    host_memory: int
-    """Descriptor of the file with the host blocks of all ranks."""
+    job: RankJob
 
     def join(
         self, device: torch.device, columns: int, progress: Progress, *, host_blocks: bool
@@ -139,26 +136,21 @@ def load_runner(
 
     source = source_of(config, path, device, in_slices=group is not None)
     if group is not None and isinstance(source, CheckpointWeights):
-        source = RankWeights(source, group.config, config, group.rank)
-    formats: LayerFormats = ()
-    if isinstance(source, GgufWeights):
-        formats = layer_formats(source.header)
+        source = RankWeights(source, group.job.config, config, group.job.rank)
     # Safe mode avoids kernels that are not needed.
     head_bounds = plan.head_bounds and device.type == "cuda" and not request.safe_mode
     memory = _host_memory(device, caps, notify, group)
     # Rank 0 compiles the kernels of all ranks.
-    compiles = group is None or group.rank == 0
+    compiles = group is None or group.job.rank == 0
+    job: CompileJob | None = None
+    if compiles and device.type == "cuda" and not interpreted():
+        formats: LayerFormats = ()
+        if isinstance(source, GgufWeights):
+            formats = layer_formats(source.header)
+        unpacked = plan.unpacked_bytes > 0
+        job = CompileJob(config, caps, traits(device), unpacked, head_bounds, formats)
     with (
-        CompileAhead(
-            config,
-            caps,
-            device if compiles else torch.device("cpu"),
-            notify,
-            process=compile_process,
-            unpacked=plan.unpacked_bytes > 0,
-            head_bounds=head_bounds,
-            formats=formats,
-        ) as ahead,
+        CompileAhead(job, notify, compile_process) as ahead,
         advise_on_out_of_memory(request),
     ):
         weights = load(
@@ -203,7 +195,7 @@ def load_runner(
             trust_callers()
         host_blocks = None
         if memory is not None:
-            host_blocks = HostPages(pages, memory, 0 if group is None else group.rank)
+            host_blocks = HostPages(pages, memory, 0 if group is None else group.job.rank)
         runner = _runner(model, caps, host_blocks, request, group)
         if compiles:
             warm_up(runner)
@@ -228,7 +220,7 @@ def _runner(
         caps = replace(caps, host_block_s=host_blocks.load_s(padding_page))
     graph_bytes = max(0, request.plan.overhead_bytes - OVERHEAD_BYTES)
     make: Callable[..., CudaRunner] = CudaRunner
-    if group is not None and group.rank == 0:
+    if group is not None and group.job.rank == 0:
         # These modules import torch.distributed.
         from localchat_cuda.ranks.ranked_runner import RankedRunner
         from localchat_cuda.ranks.workers import Workers
@@ -247,7 +239,7 @@ def _host_memory(
     group: RankGroup | None,
 ) -> HostMemory | None:
     """Allocate pinned memory for the host blocks. None: not requested, or not available."""
-    file = -1 if group is None else group.host_memory
+    file = -1 if group is None else group.job.host_memory
     if not caps.host_blocks or (group is not None and file < 0):
         return None
     try:

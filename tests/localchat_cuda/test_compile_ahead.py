@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import triton
 from triton.runtime.jit import JitFunctionInfo
 
@@ -26,7 +25,6 @@ from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import parse_config
 from localchat_cuda.ggml_forms import FORMS, GGUF_FORMS
-from localchat_cuda.kernels import launch
 from localchat_cuda.kernels.launch import Traits
 from localchat_cuda.ranks.split import split_config
 from localchat_cuda.runner.input_batch import (
@@ -377,13 +375,11 @@ def test_compiling_keeps_to_what_a_container_may_take(
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> torch.device:
-    """A device that is taken for a GPU, and a cache of its own."""
-    monkeypatch.setattr(launch, "traits", lambda device: HOPPER)
-    monkeypatch.setattr(launch, "interpreted", lambda: False)
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Traits:
+    """A GPU that is not here, and a cache of its own."""
     monkeypatch.setattr(workers, "_process_count", lambda: 2)
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    return torch.device("cuda", 0)
+    return HOPPER
 
 
 def run_instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
@@ -405,12 +401,14 @@ print("ONE_ROW\\nFEW_ROWS\\nALL")
 
 
 def test_a_compiled_model_is_not_compiled_again(
-    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Traits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
     config, said = parse_config(TINY, "it"), list[str]()
     for context in (8192, 8192, 4096):
-        with workers.CompileAhead(config, can_of(config, context=context), gpu, said.append) as one:
+        with workers.CompileAhead(
+            CompileJob(config, can_of(config, context=context), gpu), said.append
+        ) as one:
             one.wait()
     assert len(said) == 2
     assert "kernels with 2 processes" in said[0]
@@ -419,25 +417,23 @@ def test_a_compiled_model_is_not_compiled_again(
 
 
 def test_failed_processes_are_started_again_next_time(
-    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Traits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_instead(monkeypatch, "import sys; sys.exit(3)")
     config, said = parse_config(TINY, "it"), list[str]()
     for _ in range(2):
-        with workers.CompileAhead(config, can_of(config), gpu, said.append) as one:
+        with workers.CompileAhead(CompileJob(config, can_of(config), gpu), said.append) as one:
             one.wait()
     assert len(said) == 2
     assert not list(tmp_path.glob("localchat-*"))
 
 
-def test_a_load_that_fails_ends_its_processes(
-    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_that_fails_ends_its_processes(gpu: Traits, monkeypatch: pytest.MonkeyPatch) -> None:
     run_instead(monkeypatch, "import time; time.sleep(600)")
     config = parse_config(TINY, "it")
     with (
         pytest.raises(ValueError, match="no room"),
-        workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one,
+        workers.CompileAhead(CompileJob(config, can_of(config), gpu), lambda text: None) as one,
     ):
         raise ValueError("no room")
     assert status(one) == -signal.SIGKILL
@@ -454,11 +450,11 @@ print("FEW_ROWS\\nALL", flush=True)
 
 
 def test_a_load_goes_on_once_the_first_phase_is_compiled(
-    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Traits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_instead(monkeypatch, PHASES.format(str(tmp_path / "ran-"), str(tmp_path / "go")))
     config = parse_config(TINY, "it")
-    with workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one:
+    with workers.CompileAhead(CompileJob(config, can_of(config), gpu), lambda text: None) as one:
         one.wait(Phase.ONE_ROW)
     assert not one.finished()
     assert status(one) is None
@@ -470,11 +466,11 @@ def test_a_load_goes_on_once_the_first_phase_is_compiled(
 
 
 def test_stopped_processes_are_started_again_only_when_they_are_needed(
-    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Traits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_instead(monkeypatch, PHASES.format(str(tmp_path / "ran-"), str(tmp_path / "go")))
     config = parse_config(TINY, "it")
-    with workers.CompileAhead(config, can_of(config), gpu, lambda text: None) as one:
+    with workers.CompileAhead(CompileJob(config, can_of(config), gpu), lambda text: None) as one:
         one.wait(Phase.ONE_ROW)
     one.stop()
     one.stop()
@@ -483,7 +479,7 @@ def test_stopped_processes_are_started_again_only_when_they_are_needed(
     assert record.name.endswith(f"-{Phase.ONE_ROW.value}")
     said = list[str]()
     (tmp_path / "go").touch()
-    with workers.CompileAhead(config, can_of(config), gpu, said.append) as later:
+    with workers.CompileAhead(CompileJob(config, can_of(config), gpu), said.append) as later:
         later.wait(Phase.ONE_ROW)
     assert later._process._process is None
     assert not said
@@ -495,14 +491,14 @@ def test_stopped_processes_are_started_again_only_when_they_are_needed(
 
 
 def test_what_no_step_needed_is_not_compiled_by_a_program_that_soon_ends(
-    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Traits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
     config = parse_config(TINY, "it")
-    one = workers.CompileAhead(config, can_of(config), gpu, lambda text: None)
+    one = workers.CompileAhead(CompileJob(config, can_of(config), gpu), lambda text: None)
     one.wait()
     one._record(Phase.ALL).unlink()
-    later = workers.CompileAhead(config, can_of(config), gpu, lambda text: None)
+    later = workers.CompileAhead(CompileJob(config, can_of(config), gpu), lambda text: None)
     later.wait(Phase.ONE_ROW)
     later.stop()
     assert later.finished()
@@ -521,7 +517,7 @@ def test_one_user_needs_no_kernels_of_later_phases() -> None:
 
 
 def test_the_load_goes_on_if_processes_cannot_be_started(
-    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Traits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def popen(*command: Any, **how: Any) -> Any:
         raise OSError(errno.ENOMEM, "No room")
@@ -530,7 +526,9 @@ def test_the_load_goes_on_if_processes_cannot_be_started(
     config, said = parse_config(TINY, "it"), list[str]()
     with (
         CompileProcess(tmp_path / "model") as early,
-        workers.CompileAhead(config, can_of(config), gpu, said.append, process=early) as one,
+        workers.CompileAhead(
+            CompileJob(config, can_of(config), gpu), said.append, process=early
+        ) as one,
     ):
         one.wait()
     assert len(said) == 1 and "on first use: No room" in said[0]
@@ -547,14 +545,14 @@ def test_a_compiler_that_cannot_be_started_ends_no_walk() -> None:
 
 
 def test_steps_that_did_not_fit_a_small_cache_are_compiled_for_a_larger_one(
-    gpu: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: Traits, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_instead(monkeypatch, READS.format(str(tmp_path / "ran-")))
     config, said = parse_config(TINY, "it"), list[str]()
     can, counts = can_of(config), list[int]()
     for tokens in (8192, 9000, 10**6, 2 * 10**6):
         held = replace(can, kv_tokens=tokens)
-        with workers.CompileAhead(config, held, gpu, said.append) as one:
+        with workers.CompileAhead(CompileJob(config, held, gpu), said.append) as one:
             one.wait()
         counts.append(len(said))
     steps = [
@@ -566,8 +564,8 @@ def test_steps_that_did_not_fit_a_small_cache_are_compiled_for_a_larger_one(
 
 def test_on_a_cpu_nothing_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_digest", None)
-    config, said = parse_config(TINY, "it"), list[str]()
-    with workers.CompileAhead(config, can_of(config), torch.device("cpu"), said.append) as one:
+    said = list[str]()
+    with workers.CompileAhead(None, said.append) as one:
         one.wait()
     assert not said
     assert one._process._process is None
@@ -581,7 +579,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_model_that_was_never_loaded_starts_its_process_early(
-    gpu: torch.device, cache: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: Traits, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_instead(monkeypatch, READS.format(str(cache / "ran-")))
     config, said = parse_config(TINY, "it"), list[str]()
@@ -590,7 +588,7 @@ def test_a_model_that_was_never_loaded_starts_its_process_early(
         with CompileProcess(cache / name) as early:
             started.append(early._process is not None)
             with workers.CompileAhead(
-                config, can_of(config), gpu, said.append, process=early
+                CompileJob(config, can_of(config), gpu), said.append, process=early
             ) as one:
                 one.wait()
     # The last one needs the kernels of the first.

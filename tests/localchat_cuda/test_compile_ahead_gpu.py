@@ -59,9 +59,9 @@ def test_steps_compile_nothing_after_compile_ahead(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     config = parse_config({**TINY, "torch_dtype": "float16", "quantization_config": AWQ}, "it")
     can = can_of(config)
-    with workers.CompileAhead(config, can, GPU, print) as ahead:
-        ahead.wait()
     job = CompileJob(config, can, traits(GPU))
+    with workers.CompileAhead(job, print) as ahead:
+        ahead.wait()
     found, made = json.loads(child(["-c", STEPS], (job, random_shapes(200)), tmp_path))
     assert found > 50
     assert not made

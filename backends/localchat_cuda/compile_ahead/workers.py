@@ -15,17 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 import triton
 
-from localchat.backend_api.interface import Capabilities
 from localchat.fit.hardware import read_limits, read_machine
 from localchat_cuda.compile_ahead.phase import Phase, phase_line
 from localchat_cuda.compile_ahead.process import CompileProcess, touch
 from localchat_cuda.compile_ahead.trace import CompileJob, all_shapes
-from localchat_cuda.config.gguf import LayerFormats
-from localchat_cuda.config.model import ModelConfig
-from localchat_cuda.kernels import launch
 
 _TIMEOUT_S = 900
 _LATE_S = 15.0
@@ -46,17 +41,11 @@ class CompileAhead:
 
     def __init__(
         self,
-        config: ModelConfig,
-        capabilities: Capabilities,
-        device: torch.device,
+        job: CompileJob | None,
         notify: Callable[[str], None],
-        *,
         process: CompileProcess | None = None,
-        unpacked: bool = False,
-        head_bounds: bool = False,
-        formats: LayerFormats = (),
     ) -> None:
-        """`process`: has perhaps been started. None: a new one."""
+        """`job`: None on a CPU. `process`: has perhaps been started. None: a new one."""
         self._process = process or CompileProcess()
         self._ended = {phase: threading.Event() for phase in Phase}
         """Set once the processes have finished a phase, or have ended."""
@@ -67,13 +56,11 @@ class CompileAhead:
         """`_start` was called, whether or not processes could be started."""
         self._stopped = False
         self._notify = notify
-        if device.type != "cuda" or launch.interpreted():
+        if job is None:
             self._end()
             return
-        self._job = CompileJob(
-            config, capabilities, launch.traits(device), unpacked, head_bounds, formats
-        )
-        self._digest = _digest(self._job)
+        self._job = job
+        self._digest = _digest(job)
         if self._record(Phase.ALL).exists():
             self._process.remember()
             self._process.kill()

@@ -39,7 +39,7 @@ class RankedRunner(CudaRunner):
     def _drop(self, step: PendingStep) -> None:
         # The other ranks compute this step, and wait for this one.
         raise DeviceFault(
-            f"Rank 0 of {self._workers.ranks} ran out of GPU memory in a step. A shorter context (--ctx) "
+            f"Rank 0 of {self._workers.job.ranks} ran out of GPU memory in a step. A shorter context (--ctx) "
             "or less KV (--kv-gb) leaves more."
         )
 

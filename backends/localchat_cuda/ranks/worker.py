@@ -66,11 +66,7 @@ class WorkerGroup:
     """See load.RankGroup."""
 
     def __init__(self, job: messages.RankJob, link: Connection, inbox: Inbox) -> None:
-        self.rank = job.rank
-        self.ranks = job.ranks
-        self.config = job.config
-        self.host_memory = job.host_memory
-        self._meeting = job.meeting
+        self.job = job
         self._link = link
         self._inbox = inbox
 
@@ -81,7 +77,8 @@ class WorkerGroup:
         self._link.send(messages.Loaded(host_blocks))
         begin = self._inbox.get()
         assert isinstance(begin, messages.Begin)
-        collective = ProcessCollective(self.rank, self.ranks, self._meeting, device, columns)
+        job = self.job
+        collective = ProcessCollective(job.rank, job.ranks, job.meeting, device, columns)
         return collective, begin.host_blocks
 
 

@@ -58,11 +58,7 @@ class Workers:
 
         `job`: of rank 0. `devices`: of ranks 1 and up. `end`: ends this process, unless an operation here
         reports within seconds that a rank ended. Gets the sentence for the log."""
-        self.rank = 0
-        self.ranks = job.ranks
-        self.config = job.config
-        self.host_memory = job.host_memory
-        self._meeting = job.meeting
+        self.job = job
         self._devices = [job.device, *devices]
         self._end = end
         self._reported = threading.Event()
@@ -111,7 +107,7 @@ class Workers:
             link.send(messages.Begin(host_blocks))
         self.listen()
         with self.watched():
-            collective = ProcessCollective(0, self.ranks, self._meeting, device, columns)
+            collective = ProcessCollective(0, self.job.ranks, self.job.meeting, device, columns)
         return collective, host_blocks
 
     def listen(self) -> None:
@@ -201,7 +197,7 @@ class Workers:
             self._end(self._failure)
 
     def _name(self, rank: int) -> str:
-        return f"Rank {rank} of {self.ranks} ({self._devices[rank]})"
+        return f"Rank {rank} of {self.job.ranks} ({self._devices[rank]})"
 
     def _ended(self, rank: int) -> str:
         """Return a sentence on a rank whose pipe has closed."""

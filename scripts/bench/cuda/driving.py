@@ -23,10 +23,12 @@ from localchat.fit.kv_types import FP8
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
+from localchat_cuda.compile_ahead.trace import CompileJob
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
 from localchat_cuda.config.reader import parse_config
+from localchat_cuda.kernels.launch import traits
 from localchat_cuda.kernels.sampling.rescore import Rescoring
 from localchat_cuda.load import capabilities, random_weights, warm_up
 from localchat_cuda.plan.memory_plan import can_bound_head, kv_token_bytes, kv_types
@@ -65,10 +67,8 @@ def runner_of(
     if config.recurrent is not None:
         plan = replace(plan, saved_states=saved_states)
     can = capabilities(config, LoadRequest(plan, LoadOptions(max_slots=slots)))
-    with CompileAhead(
-        config, can, GPU, print, unpacked=unpacked, head_bounds=head_bounds,
-        formats=formats,
-    ) as ahead:  # fmt: skip
+    job = CompileJob(config, can, traits(GPU), unpacked, head_bounds, formats)
+    with CompileAhead(job, print) as ahead:
         source = source or random_weights(config, GPU)
         weights = load(config, source, GPU, head_bounds=head_bounds)
         ahead.wait()
