@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localchat.model_files.byte_source import digest_of
+from localchat.model_files.gguf import SAMPLING_KEYS
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.config.gguf import config_of, loaded_header, read_rope_factors
@@ -11,15 +12,6 @@ from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import parse_config
 from localchat_cuda.gguf_tokenizer import ARRAYS, tokenizer_files
 from localchat_cuda.tokenizer import TokenizerFiles
-
-_SAMPLING = (
-    ("temperature", "temp"),
-    ("top_k", "top_k"),
-    ("top_p", "top_p"),
-    ("min_p", "min_p"),
-    ("repetition_penalty", "penalty_repeat"),
-)
-"""Names of sampling defaults here, and in a file below `general.sampling.`."""
 
 
 class OpenedFiles(NamedTuple):
@@ -43,7 +35,7 @@ def open_gguf(path: Path) -> OpenedFiles:
     metadata = repr(sorted((key, str(value)[:4096]) for key, value in header.metadata.items()))
     sampling = (
         (name, header.metadata.get(f"general.sampling.{stored_name}"))
-        for name, stored_name in _SAMPLING
+        for name, stored_name in SAMPLING_KEYS.items()
     )
     return OpenedFiles(
         path.stem,

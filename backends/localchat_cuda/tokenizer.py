@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from localchat.backend_api.special_tokens import SpecialToken
 from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.model_files.checkpoint import optional_object
+from localchat.model_files.gguf import SAMPLING_KEYS
 from localchat_cuda.config.reader import token_ids
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -292,6 +293,5 @@ def chat_template(folder: Path) -> str | None:
 def sampling_defaults(folder: Path) -> tuple[tuple[str, float], ...]:
     """Return the sampling defaults of generation_config.json. Raises ModelInvalid."""
     stated = optional_object(folder / "generation_config.json")
-    fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    values = ((field, stated.get(field)) for field in fields)
+    values = ((field, stated.get(field)) for field in SAMPLING_KEYS)
     return tuple((field, float(value)) for field, value in values if isinstance(value, int | float))

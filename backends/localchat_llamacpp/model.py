@@ -21,7 +21,7 @@ from localchat.fit.memory_plan import MemoryPlan, demand, kv_types
 from localchat.model_files.adapter import Adapter
 from localchat.model_files.architecture import model_shape, pooling_of
 from localchat.model_files.byte_source import digest_of
-from localchat.model_files.gguf import Header
+from localchat.model_files.gguf import SAMPLING_KEYS, Header
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.projector import Projector, find_projector
 from localchat_llamacpp.adapters import open_adapters
@@ -39,8 +39,7 @@ from localchat_llamacpp.tokenizer import TYPES, LlamaTokenizer
 
 _SAMPLING = {
     **{f"general.sampling.{key}": key for key in SAMPLERS},
-    "general.sampling.temp": "temperature",
-    "general.sampling.penalty_repeat": "repetition_penalty",
+    **{f"general.sampling.{stored}": key for key, stored in SAMPLING_KEYS.items()},
 }
 """Keys of a file's own sampling defaults, and our names for them."""
 

@@ -43,6 +43,14 @@ _STRING = 8
 _ARRAY = 9
 _U32 = _SCALARS[4]
 _U64 = _SCALARS[10]
+SAMPLING_KEYS = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""Names of sampling defaults in generation_config.json, and below `general.sampling.` in a GGUF file."""
 
 
 class Array(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localchat.errors import ModelInvalid
+from localchat.model_files.gguf import SAMPLING_KEYS
 
 
 class ConvertedFamily(NamedTuple):
@@ -234,14 +235,7 @@ class CheckpointConfig:
 
     def sampling(self, generation: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         """Yield the recommended sampling of generation_config.json under the keys of GGUF."""
-        names = {
-            "temperature": "temp",
-            "top_k": "top_k",
-            "top_p": "top_p",
-            "min_p": "min_p",
-            "repetition_penalty": "penalty_repeat",
-        }
-        for field, key in names.items():
+        for field, key in SAMPLING_KEYS.items():
             value = generation.get(field)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 number = int(value) if field == "top_k" else float(value)
