@@ -24,7 +24,6 @@ from localchat.backend_api.interface import (
     Widths,
 )
 from localchat.errors import DoesNotFit
-from localchat.fit.kv_types import FP8
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.open_gguf import read_header
 from localchat_cuda.compile_ahead.phase import Phase
@@ -58,7 +57,6 @@ from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.model_weights import with_unpacked
 from localchat_cuda.weights.source import CheckpointWeights, RandomWeights, WeightSource
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _STEP_S = 0.2
 _SHARED_STEP_S = 0.0225
 """Time limits of steps with prompt chunks, alone and while other sequences decode.
@@ -163,20 +161,8 @@ def load_runner(
         )
         ahead.wait(Phase.ONE_ROW if group is None else Phase.ALL)
         if plan.unpacked_bytes:
-            weights = with_unpacked(weights, _DTYPES[config.dtype])
-        blocks = caps.kv_tokens // caps.block_tokens
-        pages = Pages(
-            config,
-            blocks + 1,
-            caps.context_tokens,
-            device,
-            _DTYPES[config.dtype],
-            caps.block_tokens,
-            fp8=caps.kv_type == FP8,
-            slots=caps.max_slots,
-            saved_states=caps.saved_states,
-            window_pages=caps.window_blocks and caps.window_blocks + 1,
-        )
+            weights = with_unpacked(weights, getattr(torch, config.dtype))
+        pages = Pages.planned(config, caps, device)
         memory = _pinned(memory, notify)
         collective: Collective | None = None
         if group is not None:

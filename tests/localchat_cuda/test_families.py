@@ -308,6 +308,6 @@ def test_a_token_reads_one_row_of_the_second_embedding(tmp_path: Path) -> None:
     tiny_models.save(tiny_models.reference("gemma4-small"), tmp_path)
     config = read_config(tmp_path)
     rows = 4 * VOCABULARY * 5 * 128
-    assert weight_sizes.float_bytes(config) * weight_sizes.input_rows(config) == rows
+    assert config.float_bytes * weight_sizes.input_rows(config) == rows
     weights = weight_sizes.dummy_bytes(config)
     assert weight_sizes.token_bytes(config, weights) == weights - rows

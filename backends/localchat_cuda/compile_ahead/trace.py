@@ -37,7 +37,6 @@ from localchat.backend_api.interface import (
     StepPlan,
     StepRow,
 )
-from localchat.fit.kv_types import FP8
 from localchat_cuda.compile_ahead.phase import Phase
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import ModelConfig
@@ -127,17 +126,7 @@ def meta_runner(job: CompileJob) -> CudaRunner:
     """Make the runner of a load with a few layers and without memory."""
     config = one_layer_per_kind(job.config, job.formats)
     capabilities = job.capabilities
-    pages = Pages(
-        config,
-        capabilities.kv_tokens // capabilities.block_tokens + 1,
-        capabilities.context_tokens,
-        META,
-        getattr(torch, config.dtype),
-        capabilities.block_tokens,
-        fp8=capabilities.kv_type == FP8,
-        slots=capabilities.max_slots,
-        window_pages=capabilities.window_blocks and capabilities.window_blocks + 1,
-    )
+    pages = Pages.planned(config, capabilities, META)
     weights = load(
         config,
         MetaWeights(job.formats, config.head_format),

@@ -205,7 +205,14 @@ class ModelConfig:
         """Bytes of a sequence's running state in all layers."""
         if self.recurrent is None:
             return 0
-        return self.recurrent.state_bytes(4 if self.dtype == "float32" else 2)
+        return self.recurrent.state_bytes(self.float_bytes)
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes of one floating number of the model."""
+        if self.dtype == "float32":
+            return 4
+        return 2
 
     @property
     def fp8_activations(self) -> bool:

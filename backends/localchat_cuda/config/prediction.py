@@ -29,10 +29,9 @@ def head_config(config: ModelConfig) -> ModelConfig:
 
 def head_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
     """Return the bytes of a prediction head's tensors once loaded, without those it shares."""
-    float_bytes = 4 if config.dtype == "float32" else 2
     bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
     return sum(
-        bytes_of(tensor, float_bytes)
+        bytes_of(tensor, config.float_bytes)
         for header in headers
         for tensor in header.tensors
         if tensor.name.startswith(PREFIX)

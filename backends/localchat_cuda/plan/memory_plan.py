@@ -30,7 +30,6 @@ from localchat_cuda.ggml_forms import packed_bytes
 from localchat_cuda.plan import draft_plan, window_plan
 from localchat_cuda.plan.draft_plan import DraftShape
 from localchat_cuda.plan.weight_sizes import (
-    float_bytes,
     head_bounds_bytes,
     own_dummy_bytes,
     unpacked_bytes,
@@ -178,7 +177,7 @@ def kv_token_bytes(
     shapes = [(parts * config.key_heads_of(n), config.head_dim_of(n)) for n in layers]
     if kv_type == FP8:
         return sum(heads * (d + 1) for heads, d in shapes)
-    return sum(map(prod, shapes)) * float_bytes(config)
+    return sum(map(prod, shapes)) * config.float_bytes
 
 
 def step_tokens(free_bytes: int) -> int:
@@ -498,7 +497,7 @@ def _assistant_bytes(config: ModelConfig, weights: int, load: _GpuLoad) -> int:
 def _last_states_bytes(load: _GpuLoad) -> int:
     """Return the bytes of the states that a head continues from."""
     states = (load.options.max_slots + 1) * STATE_WINDOW
-    return states * load.config.hidden * float_bytes(load.config)
+    return states * load.config.hidden * load.config.float_bytes
 
 
 def _with_head(budget: GpuBudget) -> GpuBudget:

@@ -22,16 +22,9 @@ _HALF = 2
 _FLOAT = 4
 
 
-def float_bytes(config: ModelConfig) -> int:
-    """Return the bytes of one floating number of the model."""
-    if config.dtype == "float32":
-        return _FLOAT
-    return _HALF
-
-
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
     """Return the bytes of the text part's loaded tensors, floating ones in the config's type."""
-    number_bytes = float_bytes(config)
+    number_bytes = config.float_bytes
     bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
     latent = config.latent
     always_floating = 0 if latent is None else config.layers * latent.kv(config.heads)
@@ -105,7 +98,7 @@ def _expert_bytes(config: ModelConfig) -> int:
     shapes = _expert_shapes(config)
     quantization = config.quantization
     if quantization is None or config.mixture is None:
-        return sum(n * k for n, k in shapes) * float_bytes(config)
+        return sum(n * k for n, k in shapes) * config.float_bytes
     if quantization.of_experts:
         rows = 2 * config.mixture.stored * padded(config.intermediate)
         shapes = ((rows, shapes[0][1]), *shapes[1:])
@@ -136,7 +129,7 @@ def token_bytes(config: ModelConfig, weights: int) -> int:
 
     Omits the experts that it does not choose, and a second embedding, of which it reads one row.
     """
-    weights -= input_rows(config) * float_bytes(config)
+    weights -= input_rows(config) * config.float_bytes
     if config.mixture is None:
         return weights
     share = config.expert_layers * _expert_bytes(config) / dummy_bytes(config)
@@ -145,7 +138,7 @@ def token_bytes(config: ModelConfig, weights: int) -> int:
 
 def dummy_bytes(config: ModelConfig) -> int:
     """Return the bytes of random weights of this shape."""
-    number_bytes = float_bytes(config)
+    number_bytes = config.float_bytes
     if config.quantization is None:
         return parameters(config) * number_bytes
     if config.quantization.of_experts:

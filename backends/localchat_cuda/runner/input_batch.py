@@ -19,6 +19,7 @@ from localchat_cuda.kernels.attention import prefill as prefill_attention
 from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net import CHUNK, Tokens
+from localchat_cuda.kernels.launch import power_of_two
 from localchat_cuda.plan.memory_plan import (
     LARGEST_CAPTURED,
     LARGEST_DECODE,
@@ -208,7 +209,7 @@ def build_input_batch(
     tile_config = config.tile_config(pages)
     tiles = _tiles(prefill, tile_config.rows)
     if captured and decode and widest > 1:
-        decode += _idle(_power_of_two(len(decode)) - len(decode), scratch)
+        decode += _idle(power_of_two(len(decode)) - len(decode), scratch)
     if prefill:
         # The arrays of the prompt chunks follow those of the decode part and must be aligned, too.
         decode += _idle(-len(decode) % ALIGNED_WORDS, scratch)
@@ -279,11 +280,6 @@ def _padding(missing: int, max_width: int, scratch: int) -> list[TokenSpan]:
 
 def _idle(missing: int, scratch: int) -> list[TokenSpan]:
     return [TokenSpan(scratch, 0, 0)] * missing
-
-
-def _power_of_two(count: int) -> int:
-    """Round up to a power of two."""
-    return 1 << (count - 1).bit_length()
 
 
 def _power_of_eight(count: int) -> int:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from localchat.backend_api.interface import Capabilities
+from localchat.fit.kv_types import FP8
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
 from localchat_cuda.config.rope import Rotation
 from localchat_cuda.kernels import rope
@@ -123,6 +125,24 @@ class Pages:
         }
         """Pool, and index in it, of each layer with attention."""
         self._angles = self._angle_tables(config, context_tokens)
+
+    @classmethod
+    def planned(
+        cls, config: ModelConfig, capabilities: Capabilities, device: torch.device
+    ) -> "Pages":
+        """Allocate the pages of a load, with one more of each kind for padding."""
+        return cls(
+            config,
+            capabilities.kv_tokens // capabilities.block_tokens + 1,
+            capabilities.context_tokens,
+            device,
+            getattr(torch, config.dtype),
+            capabilities.block_tokens,
+            fp8=capabilities.kv_type == FP8,
+            slots=capabilities.max_slots,
+            saved_states=capabilities.saved_states,
+            window_pages=capabilities.window_blocks and capabilities.window_blocks + 1,
+        )
 
     def _angle_tables(self, config: ModelConfig, context_tokens: int) -> list[torch.Tensor]:
         """Return a table per layer. Layers of the same rotation and head dimension share it."""

@@ -49,11 +49,6 @@ _GEMM_ROWS = 64
 _MIN_GAIN = 1e-4
 """Smallest weight of a norm by which a router's columns are divided. Experts do not depend on smaller ones."""
 Progress: TypeAlias = Callable[[int, int], bool]
-_DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
 
 
 class Loader:
@@ -525,7 +520,7 @@ def load(
     `notify`: gets sentences about the checkpoint for the user."""
     names = config.family.names
     loader = Loader(
-        config, names, LoadTarget(source, device, dtype or _DTYPES[config.dtype], notify)
+        config, names, LoadTarget(source, device, dtype or getattr(torch, config.dtype), notify)
     )
     embedding = loader.tensor(names.embedding, config.vocabulary_part, config.hidden)
     layers = []
