@@ -1,6 +1,7 @@
 """ggml's block formats that the kernels read, and their size once repacked. Imports no torch.
 
-8-bit integers of a checkpoint become Q8_0. With zeros they become a format of our own.
+8-bit integers of a checkpoint become Q8_0. With zeros they become a format of our own. NVFP4 is repacked in the
+same way.
 
 Letters: N output and K input features.
 """
@@ -30,6 +31,8 @@ class GgmlForm(NamedTuple):
     """Groups also have a minimum, stored like the scale."""
     table: bool = False
     """A table maps codes to values."""
+    floats: bool = False
+    """Codes are e2m1 numbers. A scale is an e4m3 number times an fp32 number of the row."""
     block: int = BLOCK
     """Columns of a stored block."""
     block_bytes: int = 0
@@ -57,6 +60,8 @@ _FORMS: dict[str, GgmlForm] = {
 INT8 = "Q8_0"
 INT8_ZEROS = "INT8_ZEROS"
 """Formats of 8-bit integers, without and with zeros."""
+NVFP4 = "NVFP4"
+"""Format of NVFP4 checkpoints."""
 _STORED = {stored.name: stored for stored in NUMBER_FORMATS.values()}
 
 GGUF_FORMS: dict[str, GgmlForm] = {
@@ -64,15 +69,22 @@ GGUF_FORMS: dict[str, GgmlForm] = {
     for name, form in _FORMS.items()
 }
 """Layouts by ggml's name of the format."""
-FORMS = {**GGUF_FORMS, INT8_ZEROS: GgmlForm(8, 32, 128, minimum=True)}
-"""All layouts, including our own."""
+FORMS = {
+    **GGUF_FORMS,
+    INT8_ZEROS: GgmlForm(8, 32, 128, minimum=True),
+    NVFP4: GgmlForm(4, 16, floats=True),
+}
+"""All layouts, including those of checkpoints."""
 
 
 def packed_bytes(type_: str, n: int, k: int) -> int:
     """Return the bytes of a repacked weight of N x K."""
     form = FORMS[type_]
-    row_blocks = -(-n // ROWS) * ROWS * -(-k // BLOCK)
+    rows = -(-n // ROWS) * ROWS
+    row_blocks = rows * -(-k // BLOCK)
     groups = BLOCK // form.group
+    if form.floats:
+        return row_blocks * (BLOCK * form.bits // 8 + groups) + 4 * rows
     # A scale, and a minimum if the format has one.
     numbers = 2 if form.minimum else 1
     side_bytes = 2 * groups * numbers

@@ -9,7 +9,8 @@ half a column block of those times factors; the numbers of a block are applied o
     y = sum_halves x_scale * (scale * sum_g factor_g * sum_k code * value
                               - minimum * sum_g least_g * sum_k value)
 
-So the error is that of rounding x to 16 bits (2.5e-5 on random x), and no weight is rounded.
+So the error is that of rounding x to 16 bits (2.5e-5 on random x), and no weight is rounded. NVFP4's e4m3 scales
+multiply the sums over groups in fp32, and the numbers of its rows the result.
 
     x       int8 [2M, K] and factors fp32 [K / 128, MQ, 16]: Int8Rows of int4/activations.py in groups of 16
     out     fp32 [S, M, C], of which N columns from `column` on are written; the norm as in int4/row_norm.py
@@ -41,12 +42,14 @@ from localchat_cuda.kernels.ggml.pack import GgmlTensor
 from localchat_cuda.kernels.ggml.tile_ops import (
     byte,
     byte_of,
+    e4m3_number,
     field,
     form_of,
     four_numbers,
     half,
     half_of,
     planes,
+    row_numbers,
 )
 from localchat_cuda.kernels.int4.activations import Int8Rows, check_rows
 from localchat_cuda.kernels.int4.row_norm import RowNorm, inverse_rms, norm_arguments
@@ -190,6 +193,10 @@ def _add_group(
             factor = factor & 15
         elif form.MINIMUM:
             minimum = byte(four_numbers(loaded[FIRST], 1), group, form.ASM)
+    elif form.FLOATS:
+        factor = e4m3_number(
+            byte(four_numbers(loaded[FIRST], group // 4), group % 4, form.ASM)
+        )
     else:
         factor = half(four_numbers(loaded[FIRST], group // 2), group % 2)
         if form.MINIMUM:
@@ -386,6 +393,11 @@ def _add_apart(
                 sums -= (x * minimum).to(tl.float32) * less
             else:
                 sums += value.to(tl.float32) * (factor.to(tl.float32) * scale)
+        elif form.FLOATS:
+            packed = four_numbers(loaded[FIRST], j * D // 4)[:, :, None]
+            sums += value.to(tl.float32) * e4m3_number(
+                byte_of(packed, j * D % 4 + lane, form.ASM)
+            )
         else:
             sums += value.to(tl.float32) * half_of(loaded[FIRST], j * D, lane, form.ASM)
             if form.MINIMUM:
@@ -482,6 +494,10 @@ def _few_kernel(
     # The first chunk is peeled so that its loads are issued before the wait for the activations.
     codes = _load_codes(weight, tile, tiles, first, B, few, form)
     own = _load_sides(weight, tile, tiles, first, B, few, form)
+    numbers = ()
+    if form.FLOATS:
+        for r in tl.static_range(BLOCKS):
+            numbers = numbers + (row_numbers(weight.scales, tile + r, tiles, 1),)
     wait(PDL)
     outs = _multiply_rows(outs, codes, own, x, factors, M, first, few, form)
     for chunk in tl.range(first + 1, last, 1, num_stages=1):
@@ -494,6 +510,8 @@ def _few_kernel(
             o = tl.sum(outs[r * PARTS + p], 0)
             if R < 4:
                 o = tl.sum(tl.reshape(o, (16, 4 // R, R)), 1)
+            if form.FLOATS:
+                o *= numbers[r][:, None]
             row = p * 4 + m
             if few.NORM:
                 o = o * inverse_rms(squares, row, row < M, eps, few.K // 128)[None, :]

@@ -25,12 +25,14 @@ from localchat_cuda.ggml_forms import ROWS
 from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense
 from localchat_cuda.kernels.ggml.tile_ops import (
     byte,
+    e4m3_number,
     field,
     form_of,
     four_numbers,
     half,
     half_bits,
     planes,
+    row_numbers,
     scaled,
 )
 from localchat_cuda.kernels.int4.gemm_tiled import TiledGemmConfig, landed
@@ -89,6 +91,9 @@ def _sides(
         elif form.MINIMUM:
             minimum = byte(four_numbers(own, 1), g, form.ASM).to(tl.float32) * half(pair, 1)
         scale = factor.to(tl.float32) * half(pair, 0)
+    elif form.FLOATS:
+        own = tl.load(words)
+        scale = e4m3_number(byte(four_numbers(own, g // 4), g % 4, form.ASM))
     else:
         scale = half(four_numbers(tl.load(words), g // 2), g % 2)
         if form.MINIMUM:
@@ -161,7 +166,8 @@ def _weights(
 ):
     """Dequantize 32 columns j of half block h: [16 * TILES, 32] in fp16 (`HALF`), or exactly in fp32.
 
-    STORED: columns in the order in which they are stored, see `_tiles_kernel`."""
+    STORED: columns in the order in which they are stored, see `_tiles_kernel`. NVFP4 is exact in both, but has yet
+    to be multiplied by `row_numbers`."""
     PER: tl.constexpr = 32 // form.GROUP
     lower = _tile(weight.low, first, h, j, T, B, form.LOW, TILES)
     upper = lower
@@ -237,6 +243,8 @@ def _tiles_kernel(
         k = k // 16 * 16 + k // 2 % 2 * 8 + k // 4 % 4 * 2 + k % 2
     x_row = x + tl.minimum(m, M - 1)[None, :] * K + k[:, None]
     acc = tl.zeros((16 * TILES, ROWS), tl.float32)
+    if form.FLOATS:
+        numbers = row_numbers(weight.scales, first, T, TILES)
     wait(PDL)
     start = split * HALVES // SPLITS
     end = (split + 1) * HALVES // SPLITS
@@ -254,6 +262,8 @@ def _tiles_kernel(
             w = tl.join(tl.join(ws[0], ws[2]), tl.join(ws[1], ws[3]))
             w = tl.reshape(tl.permute(w, (0, 2, 3, 1)), (16 * TILES, 128))
             acc = landed(_added(acc, w, x_row, h * 128, k, K), form.ASM)
+    if form.FLOATS:
+        acc *= numbers[:, None]
     n = first * 16 + tl.arange(0, 16 * TILES)
     target = out + ((split * M + m).to(tl.int64) * C)[None, :] + column + n[:, None]
     tl.store(target, acc, mask=(m < M)[None, :] & (n < N)[:, None])
@@ -270,6 +280,8 @@ def _dequantize_kernel(weight, out, N, K: tl.constexpr, TILES: tl.constexpr, for
     target = out + n.to(tl.int64)[:, None] * K + k[None, :]
     for j in tl.static_range(4):
         w = _weights(weight, first, h, j, T, B, form, TILES, False, False)
+        if form.FLOATS:
+            w *= row_numbers(weight.scales, first, T, TILES)[:, None]
         column = h * 128 + j * 32
         inside = (n < N)[:, None] & (column + k < K)[None, :]
         tl.store(target + column, w.to(out.dtype.element_ty), mask=inside)

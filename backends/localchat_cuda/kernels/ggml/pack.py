@@ -18,6 +18,12 @@ in the lowest bits. Its bytes are in the order of the left operand of `mma`, 16 
 The highest bit of a code with an offset is stored inverted, which makes `code - offset` a signed number. Of a
 row, all factors or scales of half a column block are a word, or two, so that a lane reads them at once.
 Rows and columns beyond the weight have scale and minimum 0.
+
+NVFP4 has e2m1 codes, an e4m3 scale for 16 columns, and an fp32 number for each row: (value * scale) * number, of
+which only the second product is rounded. Two bytes of a tile hold the four neighbors of a lane in the first 32
+columns, and two those in the second 32. So 16 bits select four values of a table at once:
+
+    row % 8, quad, half, upper (row / 8), field (column / 32 % 2), pair, column % 2 (of four bits)
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,11 +31,22 @@ from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.ggml_forms import BLOCK, FORMS, GGUF_FORMS, INT8, INT8_ZEROS, ROWS, GgmlForm
+from localchat_cuda.ggml_forms import (
+    BLOCK,
+    FORMS,
+    GGUF_FORMS,
+    INT8,
+    INT8_ZEROS,
+    NVFP4,
+    ROWS,
+    GgmlForm,
+)
 from localchat_cuda.kernels.ggml.blocks import SplitRows, split
 
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Values of the codes of IQ4_NL and IQ4_XS."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of e2m1 codes 0 to 7. Bit 3 is the sign."""
 _SLICE_ROWS = 2048
 _TILE = 512
 
@@ -49,7 +66,8 @@ class GgmlTensor(NamedTuple):
     """int64 or int32 [T, 2B, words, 16]: factors int8 of the groups, those of scales before those of minimums,
     or four bits each with codes of 2 bits; without factors fp16 scales, and in a second word minimums."""
     scales: torch.Tensor | None
-    """int32 [T, B, 16]: with factors, the fp16 number of scales in the lower half, of minimums above."""
+    """int32 [T, B, 16]: with factors, the fp16 number of scales in the lower half, of minimums above. NVFP4: fp32
+    [T, 16], the numbers of the rows."""
 
     @property
     def form(self) -> GgmlForm:
@@ -102,7 +120,7 @@ def empty(type_: str, n: int, k: int, device: torch.device) -> GgmlTensor:
     both = 2 if form.minimum else 1
     # Bytes of sides in half a block of a row.
     size = groups
-    if not form.factors:
+    if not form.factors and not form.floats:
         size *= 2 * both
     elif form.group == 32:
         size *= both
@@ -114,9 +132,12 @@ def empty(type_: str, n: int, k: int, device: torch.device) -> GgmlTensor:
     low, high = (room(torch.int8, b, bits, _TILE) if bits else None for bits in form.planes)
     assert low is not None
     sides = room(words, 2 * b, max(1, size // 16), ROWS)
-    return GgmlTensor(
-        type_, n, k, low, high, sides, room(torch.int32, b, ROWS) if form.factors else None
-    )
+    scales = None
+    if form.factors:
+        scales = room(torch.int32, b, ROWS)
+    elif form.floats:
+        scales = room(torch.float32, ROWS)
+    return GgmlTensor(type_, n, k, low, high, sides, scales)
 
 
 def pack(type_: str, raw: torch.Tensor, k: int) -> GgmlTensor:
@@ -161,6 +182,27 @@ def pack_int8(
     return _packed(INT8_ZEROS, some, n, k)
 
 
+def pack_nvfp4(codes: torch.Tensor, scales: torch.Tensor, number: torch.Tensor) -> GgmlTensor:
+    """Pack e2m1 codes uint8 [N, K / 2], two to a byte, e4m3 scales [N, K / 16] and one fp32 number; exact.
+
+    The low four bits of a byte come first. Scales have no sign bit.
+    """
+    n = codes.shape[0]
+    k = 2 * codes.shape[1]
+    bytes_of_scales = scales.view(torch.int8)
+    rows = (
+        SplitRows(
+            torch.stack((part & 15, part >> 4), 2).flatten(1),
+            number.float().reshape(1).expand(len(part)),
+            factors,
+        )
+        for part, factors in zip(
+            codes.split(_SLICE_ROWS), bytes_of_scales.split(_SLICE_ROWS), strict=True
+        )
+    )
+    return _packed(NVFP4, rows, n, k)
+
+
 def _packed(type_: str, some: Iterable[SplitRows], n: int, k: int) -> GgmlTensor:
     slices = [_pack_rows(FORMS[type_], rows) for rows in some]
     low, high, sides, scales = (_joined(column) for column in zip(*slices, strict=True))
@@ -202,6 +244,11 @@ def with_neighbours_joined(parts: Sequence[GgmlTensor]) -> tuple[GgmlTensor, ...
 def _pack_rows(form: GgmlForm, rows: SplitRows) -> tuple[torch.Tensor | None, ...]:
     low_bits, high_bits = form.planes
     codes = _padded(rows.codes, BLOCK) ^ form.offset
+    if form.floats:
+        assert rows.factors is not None
+        sides = _words(rows.factors, BLOCK // form.group, 2, torch.int64)
+        numbers = _padded(rows.scales[:, None], 1).reshape(-1, ROWS)
+        return _plane_in_fields(codes), None, sides, numbers.contiguous()
     low = _plane(codes & ((1 << low_bits) - 1), low_bits)
     high = _plane(codes >> low_bits, high_bits) if high_bits else None
     if rows.factors is None:
@@ -264,6 +311,28 @@ def _plane(values: torch.Tensor, bits: int) -> torch.Tensor:
     return ordered.reshape(t, b, bits, _TILE).view(torch.int8)
 
 
+def _plane_in_fields(values: torch.Tensor) -> torch.Tensor:
+    """Return `_plane` of codes of four bits with the fields of a byte in bytes of their own."""
+    n, k = values.shape
+    t = n // ROWS
+    b = k // BLOCK
+    #                  t  upper row b tile field half pair quad e
+    tiles = values.view(t, 2, 8, b, 4, 2, 2, 2, 4, 2)
+    result = tiles[..., 0] | (tiles[..., 1] << 4)
+    #                       t  b tile row quad half upper field pair
+    ordered = result.permute(0, 3, 4, 2, 8, 6, 1, 5, 7)
+    return ordered.reshape(t, b, 4, _TILE).view(torch.int8)
+
+
+def _codes_of_fields(plane: torch.Tensor) -> torch.Tensor:
+    """Invert `_plane_in_fields`: uint8 [16 T, 256 B]."""
+    t, b = plane.shape[:2]
+    ordered = plane.view(torch.uint8).view(t, b, 4, 8, 4, 2, 2, 2, 2)
+    both = torch.stack((ordered & 15, ordered >> 4), 9)
+    # From t b tile row quad half upper field pair e.
+    return both.permute(0, 6, 3, 1, 2, 7, 5, 8, 4, 9).reshape(t * ROWS, b * BLOCK)
+
+
 def _unplaned(plane: torch.Tensor, bits: int) -> torch.Tensor:
     """Invert `_plane`: uint8 [16 T, 256 B]."""
     t, b = plane.shape[:2]
@@ -277,6 +346,8 @@ def _unplaned(plane: torch.Tensor, bits: int) -> torch.Tensor:
 def _sides(weight: GgmlTensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and minimums fp32 [16 T, groups]."""
     form = weight.form
+    if form.floats:
+        return _unworded(weight.sides, torch.float8_e4m3fn).float().flatten(1), None
     if weight.scales is None:
         scales, *minimums = (
             _unworded(weight.sides[:, :, i : i + 1], torch.float16).flatten(1).float()
@@ -309,16 +380,25 @@ def dense(weight: GgmlTensor | GgmlWeight, dtype: torch.dtype = torch.float32) -
         return torch.cat([dense(part, dtype) for part in weight.parts])
     form = weight.form
     low_bits, high_bits = form.planes
-    codes = _unplaned(weight.low, low_bits)
+    if form.floats:
+        codes = _codes_of_fields(weight.low)
+    else:
+        codes = _unplaned(weight.low, low_bits)
     if weight.high is not None:
         codes |= _unplaned(weight.high, high_bits) << low_bits
     if form.table:
         table = torch.tensor(TABLE, dtype=torch.float32, device=codes.device)
         values = table[codes.long()]
+    elif form.floats:
+        table = torch.tensor(E2M1, device=codes.device)
+        values = torch.where(codes > 7, -1.0, 1.0) * table[(codes & 7).long()]
     else:
         values = (codes ^ form.offset).float() - form.offset
     scales, minimums = _sides(weight)
     result = values.mul_(scales.repeat_interleave(form.group, 1))
     if minimums is not None:
         result -= minimums.repeat_interleave(form.group, 1)
+    if form.floats:
+        assert weight.scales is not None
+        result *= weight.scales.view(-1, 1)
     return result[: weight.features_out, : weight.features_in].to(dtype)

@@ -30,6 +30,7 @@ class Form(NamedTuple):
     FACTORS: bool
     MINIMUM: bool
     TABLE: bool
+    FLOATS: bool
     """Flags of GgmlForm."""
     ASM: bool
     """Use inline PTX, or its twin in plain Triton."""
@@ -49,8 +50,10 @@ def form_of(weight: GgmlTensor, gpu: Traits) -> Form:
     form = weight.form
     low, high = form.planes
     shift = 8 - form.bits if form.offset else 0
+    if form.floats:
+        shift = 2
     words = weight.sides.shape[2]
-    flags = (form.factors, form.minimum, form.table)
+    flags = (form.factors, form.minimum, form.table, form.floats)
     return Form(form.group, low, high, words, shift, *flags, gpu.asm)
 
 
@@ -72,6 +75,8 @@ def field(low, high, group: tl.constexpr, skip, form: tl.constexpr):
     f: tl.constexpr = group % (8 // form.LOW) * form.LOW
     if form.LOW == 8:
         return low
+    if form.FLOATS:
+        return _floats(low, f // 4, form.ASM)
     if form.ASM:
         if form.TABLE:
             return _table_asm(low, f)
@@ -123,6 +128,55 @@ def field(low, high, group: tl.constexpr, skip, form: tl.constexpr):
             return (tl.where(code < 8, lower, upper) >> (code % 8 * 8).to(tl.int64)).to(tl.int8)
         else:
             return (code << form.SHIFT).to(tl.int8)
+
+
+@triton.jit
+def _floats(low, part: tl.constexpr, ASM: tl.constexpr):
+    """Return four times the e2m1 values of one half of the bits of each register.
+
+    A byte permutation replicates the sign of a table's byte, which is 0, for selectors above 7. So one looks up
+    the codes without the sign bit and one those with it, and both results may be united.
+    """
+    if ASM:
+        turn = tl.full(low.shape, 16 * part, tl.int8)
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 t, u, a, b;
+            shf.r.wrap.b32 t, $1, $1, $2;
+            xor.b32 u, t, 0x8888;
+            prmt.b32 a, 0x03020100, 0x0c080604, t;
+            prmt.b32 b, 0x7d7e7f00, 0x74787a7c, u;
+            or.b32 a, a, b;
+            shl.b32 $0, a, 1;
+            }""",
+            "=r,r,r",
+            [low, turn],
+            dtype=tl.int8,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        halves = tl.permute(tl.reshape(low.to(tl.int32), (low.numel // 4, 2, 2)), (0, 2, 1))
+        first, second = tl.split(halves)
+        own = second if part else first
+        code = tl.reshape(tl.join(own & 15, (own >> 4) & 15), low.shape)
+        # Twice the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6, a byte each.
+        table = tl.full(code.shape, 0x0C08060403020100, tl.int64)
+        double = ((table >> (code % 8 * 8).to(tl.int64)) & 255).to(tl.int32)
+        return (tl.where(code > 7, -double, double) * 2).to(tl.int8)
+
+
+@triton.jit
+def e4m3_number(code):
+    """Convert unsigned e4m3 codes in int32 to fp32, times 2^-8. Fp16 has the same bits below the exponent."""
+    return (code << 7).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def row_numbers(scales, tile, tiles, COUNT: tl.constexpr):
+    """Load the numbers of the rows of COUNT row tiles, times the 2^8 that `e4m3_number` leaves out."""
+    row = tl.arange(0, 16 * COUNT)
+    return tl.load(scales + tl.minimum(tile + row // 16, tiles - 1) * 16 + row % 16) * 256.0
 
 
 @triton.jit
