@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode
+from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode, power
 from localchat_cuda.kernels.launch import cdiv, launch_kernel, require
 
 _ROWS = 4
@@ -38,6 +38,10 @@ def _dequantize_kernel(
     if shape.SHARED:
         G: tl.constexpr = (K + 127) // 128
         gain = tl.load(scales + (n // 128)[:, None] * G + (k // 128)[None, :], mask=inside, other=0)
+    elif shape.MX:
+        row = scales + n[:, None] * (K // 128)
+        words = tl.load(row + (k // 128)[None, :], mask=inside, other=0)
+        gain = power(words, k[None, :] // 32 % 4)
     else:
         gain = tl.load(scales + n, mask=n < N, other=0.0)[:, None]
     like = out.dtype.element_ty
@@ -53,7 +57,7 @@ def dequantize(weight: W8, out: torch.Tensor, *, decoder: int) -> None:
     launch_kernel(
         _dequantize_kernel,
         (cdiv(n, _ROWS), cdiv(k, _COLUMNS)),
-        *(weight.raw, weight.scales, out, W8Shape.of(weight, decoder), _ROWS, _COLUMNS),
+        *(weight.raw, weight.words, out, W8Shape.of(weight, decoder), _ROWS, _COLUMNS),
         num_warps=4,
     )
 

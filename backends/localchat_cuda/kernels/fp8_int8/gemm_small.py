@@ -10,12 +10,12 @@ Letters: M rows, N output and K input features, S splits of K, G = K / 128.
 
 A sum over k does not depend on the order of k. A lane of `mma` holds four neighbours in k, then the
 four 16 further, and so on; here a lane loads 16 codes that are neighbours in memory in place of those,
-and loads x by the same rule: two loads of 16 bytes. Rows are padded to 8, 16 or 32 by repeating valid ones,
+and loads x by the same rule: two loads of 16 bytes. With MXFP8 a lane loads 8 codes of each 32 columns. Rows are padded to 8, 16 or 32 by repeating valid ones,
 so that 1 to 8 rows cost the same.
 
 One warp owns `blocks` times 16 output features and 128 input features at a time; the `warps` of a program take
 neighbouring parts of K and add up at the end. Grid (N / (16 * blocks), S). Row scales multiply the result,
-block scales the sum of each 128. Accumulation in fp32; the only rounding is that of x to its own type.
+block scales the sum of each 128, those of MXFP8 the sum of each 32. Accumulation in fp32; the only rounding is that of x to its own type.
 With PDL the first chunk of weights is loaded before the kernel waits for x. Not supported: more than 32
 rows; tile_config.py chooses the variant for 9 to 32.
 """
@@ -26,9 +26,9 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8, dense
+from localchat_cuda.kernels.fp8_int8.pack import BLOCK, MX_GROUP, W8, dense
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
-from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode
+from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode, power
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
     cdiv,
@@ -88,7 +88,90 @@ def _right(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _chunk(codes, first, shape: tl.constexpr, tile: tl.constexpr):
+def _load_group(codes, first, shape: tl.constexpr, WARPS: tl.constexpr):
+    """Load 16 rows x 32 columns for each warp, as `_load`: uint8 [WARPS * 512]."""
+    i = tl.arange(0, WARPS * 512)
+    row = first + i // 32 % 8 + i // (256 * WARPS) * 8
+    if shape.N % 16 != 0:
+        row = tl.minimum(row, shape.N - 1)
+    # The sum of two terms keeps the compiler from loading 16 codes at once, half of which another lane needs.
+    offset = row * shape.K + i // 256 % WARPS * 128 + i // 8 % 4 * 8 + i % 8
+    return tl.load(codes + offset, eviction_policy="evict_first")
+
+
+@triton.jit
+def _left_group(w, WARPS: tl.constexpr):
+    """Arrange those codes as a left operand [WARPS, 16, 32]."""
+    w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 4)), (1, 0, 2, 4, 3, 5))
+    return tl.reshape(w, (WARPS, 16, 32))
+
+
+@triton.jit
+def _right_group(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
+    """Load eight rows of x as a right operand [WARPS, 32, 8] in the same order of k."""
+    k = tl.arange(0, 32)
+    m = (first + tl.arange(0, 8)) % M
+    warp = tl.arange(0, WARPS)
+    tile = tl.load(x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :])
+    tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4)), (1, 3, 2, 4, 0))
+    return tl.reshape(tile, (WARPS, 32, 8))
+
+
+@triton.jit
+def _words(scales, first, chunk, shape: tl.constexpr, WARPS: tl.constexpr):
+    """Load the exponents of 16 rows and 128 columns for each warp: int32 [WARPS, 16]."""
+    n = first + tl.arange(0, 16)[None, :]
+    if shape.N % 16 != 0:
+        n = tl.minimum(n, shape.N - 1)
+    return tl.load(scales + n * (shape.K // 128) + chunk * WARPS + tl.arange(0, WARPS)[:, None])
+
+
+@triton.jit
+def _mx_chunk(codes, scales, first, chunk, shape: tl.constexpr, tile: tl.constexpr):
+    """Load what a chunk of MXFP8 needs of each block: four groups of codes, and their exponents."""
+    BLOCKS: tl.constexpr = tile.blocks
+    result = ()
+    for b in tl.static_range(BLOCKS):
+        row = first + 16 * b
+        for g in tl.static_range(4):
+            pointer = codes + chunk * (128 * tile.warps) + 32 * g
+            result = result + (_load_group(pointer, row, shape, tile.warps),)
+        result = result + (_words(scales, row, chunk, shape, tile.warps),)
+    return result
+
+
+@triton.jit
+def _multiply_mx(
+    sums, loaded, x, chunk, M, shape: tl.constexpr, tile: tl.constexpr, PARTS: tl.constexpr
+):
+    """Add the products of a chunk of MXFP8, from `_mx_chunk`."""
+    BLOCKS: tl.constexpr = tile.blocks
+    WARPS: tl.constexpr = tile.warps
+    like = x.dtype.element_ty
+    xs = ()
+    for p in tl.static_range(PARTS):
+        for g in tl.static_range(4):
+            pointer = x + chunk * (128 * WARPS) + 32 * g
+            xs = xs + (_right_group(pointer, 8 * p, M, shape.K, WARPS),)
+    result = ()
+    for b in tl.static_range(BLOCKS):
+        own = sums[b * PARTS : (b + 1) * PARTS]
+        for g in tl.static_range(4):
+            w = decode(loaded[5 * b + g], like, shape.WHOLE, shape.DECODER, True)
+            w = _left_group(w, WARPS)
+            scale = power(loaded[5 * b + 4], g)[:, :, None]
+            grown = ()
+            for p in tl.static_range(PARTS):
+                part = tl.dot(w, xs[4 * p + g], input_precision="ieee")
+                grown = grown + (own[p] + part * scale,)
+            own = grown
+        result = result + own
+    return result
+
+
+@triton.jit
+def _half_chunks(codes, first, shape: tl.constexpr, tile: tl.constexpr):
+    """Load two halves of a chunk for each block."""
     BLOCKS: tl.constexpr = tile.blocks
     result = ()
     for b in tl.static_range(BLOCKS):
@@ -99,6 +182,15 @@ def _chunk(codes, first, shape: tl.constexpr, tile: tl.constexpr):
 
 
 @triton.jit
+def _chunk(codes, scales, first, chunk, shape: tl.constexpr, tile: tl.constexpr):
+    """Load what `_multiply` reads of a chunk."""
+    if shape.MX:
+        return _mx_chunk(codes, scales, first, chunk, shape, tile)
+    else:
+        return _half_chunks(codes + chunk * (128 * tile.warps), first, shape, tile)
+
+
+@triton.jit
 def _scale(scales, row, chunk, G: tl.constexpr, WARPS: tl.constexpr):
     """Load the scale of the 128 x 128 block in which a warp's chunk lies."""
     pointer = scales + row // 128 * G + chunk * WARPS
@@ -106,7 +198,7 @@ def _scale(scales, row, chunk, G: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _multiply(
+def _multiply_halves(
     sums,
     ws,
     x,
@@ -143,6 +235,26 @@ def _multiply(
     return result
 
 
+@triton.jit
+def _multiply(
+    sums,
+    ws,
+    x,
+    scales,
+    first,
+    chunk,
+    M,
+    shape: tl.constexpr,
+    tile: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Add the products of a chunk, which `_chunk` has loaded."""
+    if shape.MX:
+        return _multiply_mx(sums, ws, x, chunk, M, shape, tile, PARTS)
+    else:
+        return _multiply_halves(sums, ws, x, scales, first, chunk, M, shape, tile, PARTS)
+
+
 @triton.jit(do_not_specialize=["M"])
 def _small_kernel(
     x,
@@ -164,19 +276,19 @@ def _small_kernel(
     split = tl.program_id(1)
     low = split * CHUNKS // tile.splits
     high = (split + 1) * CHUNKS // tile.splits
-    ws = _chunk(codes + low * (128 * WARPS), first, shape, tile)
+    ws = _chunk(codes, scales, first, low, shape, tile)
     sums = ()
     for _ in tl.static_range(BLOCKS * PARTS):
         sums = sums + (tl.zeros((WARPS, 16, 8), tl.float32),)
     wait(PDL)
     sums = _multiply(sums, ws, x, scales, first, low, M, shape, tile, PARTS)
     for c in tl.range(low + 1, high, 1, num_stages=1):
-        more = _chunk(codes + c * (128 * WARPS), first, shape, tile)
+        more = _chunk(codes, scales, first, c, shape, tile)
         sums = _multiply(sums, more, x, scales, first, c, M, shape, tile, PARTS)
     for b in tl.static_range(BLOCKS):
         n = first + 16 * b + tl.arange(0, 16)
         gain = 1.0
-        if not shape.SHARED:
+        if not shape.SHARED and not shape.MX:
             gain = tl.load(scales + n, mask=n < N, other=0.0)[:, None]
         for p in tl.static_range(PARTS):
             y = tl.sum(sums[b * PARTS + p], 0)
@@ -195,10 +307,14 @@ def check(x: torch.Tensor, weight: W8, out: torch.Tensor, splits: int, *, max_ro
         raise ValueError(f"x: 1 to {max_rows} rows wanted, {m} given")
     if k % BLOCK:
         raise ValueError(f"weight.codes: input features in {BLOCK}s wanted, {k} given")
-    scale_shape = (-(-n // BLOCK), k // BLOCK) if weight.blocks else (n,)
+    scale_shape: tuple[int, ...] = (-(-n // BLOCK), k // BLOCK) if weight.blocks else (n,)
+    scale_dtype = torch.float32
+    if weight.mx:
+        scale_shape = n, k // MX_GROUP
+        scale_dtype = torch.uint8
     require("x", x, (m, k), FLOATS, device)
     require("weight.codes", weight.raw, (n, k), (torch.uint8,), device)
-    require("weight.scales", weight.scales, scale_shape, (torch.float32,), device)
+    require("weight.scales", weight.scales, scale_shape, (scale_dtype,), device)
     require("out", out, (splits, m, n), (torch.float32,), device)
 
 
@@ -217,6 +333,6 @@ def gemm(
     grid = (cdiv(n, 16 * config.blocks), config.splits)
     gpu = traits(weight.codes.device)
     KernelLaunch(_small_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
-        *(x, weight.raw, weight.scales, out, m, W8Shape.of(weight, decoder), config),
+        *(x, weight.raw, weight.words, out, m, W8Shape.of(weight, decoder), config),
         PARTS=power_of_two(m) // 8 if m > 8 else 1,
     )

@@ -10,7 +10,7 @@ Letters: N output and K input features, G = K / 128.
 
 Codes become fp16, exactly, and products and sums are fp32: about three operations a weight, where the memory
 bandwidth of an H200 allows seven. Grid (N / rows of a program). Row scales multiply the result, block scales
-sums of 16 columns. With PDL the first codes and their scales are loaded before the kernel waits for x.
+and those of MXFP8 sums of 16 columns. With PDL the first codes and their scales are loaded before the kernel waits for x.
 """
 
 import torch
@@ -20,7 +20,7 @@ import triton.language as tl
 from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, W8
 from localchat_cuda.kernels.fp8_int8.tile_config import GemvConfig
-from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode
+from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode, power
 from localchat_cuda.kernels.launch import KernelLaunch, cdiv, release, traits, wait
 
 
@@ -35,18 +35,23 @@ def _codes(row, c, K: tl.constexpr, RUN: tl.constexpr):
 
 
 @triton.jit
-def _shares(scales, c, K: tl.constexpr, RUN: tl.constexpr, SHARED: tl.constexpr):
-    """Load the block scale for each 16 of `RUN` columns from c * RUN on."""
-    if SHARED:
+def _shares(scales, c, n, shape: tl.constexpr, RUN: tl.constexpr):
+    """Load the block scale for each 16 of `RUN` columns from c * RUN on. MXFP8: for each row n, too."""
+    K: tl.constexpr = shape.K
+    if shape.SHARED:
         g = c * (RUN // 128) + tl.arange(0, RUN // 16) // 8
-        return tl.load(scales + tl.minimum(g, K // 128 - 1))
+        return tl.load(scales + tl.minimum(g, K // 128 - 1))[None, :]
+    elif shape.MX:
+        g = c * (RUN // 128) + tl.arange(0, RUN // 16) // 8
+        row = scales + tl.minimum(n, shape.N - 1)[:, None] * (K // 128)
+        return tl.load(row + tl.minimum(g, K // 128 - 1)[None, :])
     else:
         return 1.0
 
 
 @triton.jit
 def _multiplied(w, x, shares, c, shape: tl.constexpr, RUN: tl.constexpr):
-    """Compute sums of 16 columns each, times `shares` if SHARED."""
+    """Compute sums of 16 columns each, times `shares` if columns have scales."""
     K: tl.constexpr = shape.K
     k = c * RUN + tl.arange(0, RUN)
     if K % RUN == 0:
@@ -57,7 +62,9 @@ def _multiplied(w, x, shares, c, shape: tl.constexpr, RUN: tl.constexpr):
     # One thread adds up the 16 codes of its load, which leaves registers for more loads.
     parts = tl.sum(tl.reshape(product, (w.shape[0], RUN // 16, 16)), 2)
     if shape.SHARED:
-        parts *= shares[None, :]
+        parts *= shares
+    elif shape.MX:
+        parts *= power(shares, tl.arange(0, RUN // 16)[None, :] // 2 % 4)
     return parts
 
 
@@ -74,6 +81,7 @@ def _gemv_kernel(
     N: tl.constexpr = shape.N
     K: tl.constexpr = shape.K
     SHARED: tl.constexpr = shape.SHARED
+    BY_ROW: tl.constexpr = not SHARED and not shape.MX
     ROWS: tl.constexpr = tile.rows
     RUN: tl.constexpr = tile.run
     release(PDL)
@@ -83,17 +91,17 @@ def _gemv_kernel(
     if SHARED:
         # ROWS divides 128, so all rows of a program lie in one block
         scales += tl.program_id(0) * ROWS // 128 * (K // 128)
-    else:
+    elif BY_ROW:
         scale = tl.load(scales + n, mask=n < N, other=0.0)
-    shares = _shares(scales, 0, K, RUN, SHARED)
+    shares = _shares(scales, 0, n, shape, RUN)
     wait(PDL)
     acc = _multiplied(w, x, shares, 0, shape, RUN)
     for c in tl.range(1, tl.cdiv(K, RUN), 1, num_stages=1, loop_unroll_factor=tile.unroll):
         w = _codes(row, c, K, RUN)
-        shares = _shares(scales, c, K, RUN, SHARED)
+        shares = _shares(scales, c, n, shape, RUN)
         acc += _multiplied(w, x, shares, c, shape, RUN)
     y = tl.sum(acc, 1)
-    if not SHARED:
+    if BY_ROW:
         y *= scale
     tl.store(out + n, y, mask=n < N)
 
@@ -115,5 +123,5 @@ def gemv(
     grid = (cdiv(weight.features_out, config.rows),)
     gpu = traits(weight.codes.device)
     KernelLaunch(_gemv_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
-        x, weight.raw, weight.scales, out, W8Shape.of(weight, decoder), config
+        x, weight.raw, weight.words, out, W8Shape.of(weight, decoder), config
     )

@@ -4,6 +4,9 @@ Letters: N output and K input features, G = K / 128.
 
     w[n, k] = scale * value(code[n, k])        scale [N], or one for each block of 128 x 128
 
+MXFP8 has a scale for each 32 columns of a row, a power of two of which the exponent is stored (e8m0, biased by
+127; 255 is no number). The kernels multiply sums over 32 columns by it in fp32, so no weight is rounded.
+
 A code is a sign bit and seven more. `e4m3`: four of exponent (bias 7) and three of mantissa, as torch's
 float8_e4m3fn, up to 448; the NaN code 0x7f is never stored. `whole`: sign and magnitude, -127 to 127, not
 two's complement: with a separate sign bit both kinds become fp16 or bf16 by the same few operations on two at
@@ -19,6 +22,8 @@ from typing import NamedTuple
 import torch
 
 BLOCK = 128
+MX_GROUP = 32
+"""Columns that share a scale in MXFP8."""
 E4M3 = torch.float8_e4m3fn
 E4M3_MOST = 448.0
 _SLICE_ROWS = 4096
@@ -30,7 +35,7 @@ class W8(NamedTuple):
     codes: torch.Tensor
     """[N, K]: float8_e4m3fn, or uint8 for whole numbers."""
     scales: torch.Tensor
-    """fp32: [N], or [ceil(N / 128), G] for block scales."""
+    """fp32: [N], or [ceil(N / 128), G] for block scales. MXFP8: uint8 [N, 4 G], exponents."""
     padding: int = 0
     """Columns of zeros behind those of the layer, up to a multiple of 128: rows must be as wide."""
 
@@ -50,7 +55,12 @@ class W8(NamedTuple):
     @property
     def blocks(self) -> bool:
         """Whether blocks of 128 x 128 share a scale."""
-        return self.scales.dim() == 2
+        return self.scales.dim() == 2 and not self.mx
+
+    @property
+    def mx(self) -> bool:
+        """Whether 32 columns of a row share a power of two."""
+        return self.scales.dtype == torch.uint8
 
     @property
     def raw(self) -> torch.Tensor:
@@ -58,8 +68,13 @@ class W8(NamedTuple):
         return self.codes.view(torch.uint8)
 
     @property
+    def words(self) -> torch.Tensor:
+        """Return the scales as kernels read them. MXFP8: int32 [N, G], four exponents each, the first lowest."""
+        return self.scales.view(torch.int32) if self.mx else self.scales
+
+    @property
     def bytes(self) -> int:
-        return self.codes.numel() + 4 * self.scales.numel()
+        return self.codes.numel() + self.scales.numel() * self.scales.element_size()
 
 
 def values(codes: torch.Tensor) -> torch.Tensor:
@@ -73,6 +88,9 @@ def values(codes: torch.Tensor) -> torch.Tensor:
 def dense(weight: W8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return the weight [N, K] in floating point: the reference of every gemm variant."""
     n, k = weight.codes.shape
+    if weight.mx:
+        wide = torch.exp2(weight.scales.float() - 127).repeat_interleave(MX_GROUP, 1)
+        return (values(weight.codes) * wide).to(dtype)
     if not weight.blocks:
         return (values(weight.codes) * weight.scales[:, None]).to(dtype)
     wide = weight.scales.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
@@ -84,13 +102,15 @@ def joined(parts: Sequence[W8]) -> W8 | None:
 
     None if the scales cannot be concatenated: row and block scales, or a block that would lie in two parts.
     """
-    blocks = parts[0].blocks
-    if any(part.blocks != blocks or part.codes.dtype != parts[0].codes.dtype for part in parts):
+    first = parts[0]
+    blocks = first.blocks
+    kinds = {(part.blocks, part.mx, part.codes.dtype) for part in parts}
+    if len(kinds) > 1:
         return None
     if blocks and any(part.features_out % BLOCK for part in parts[:-1]):
         return None
-    codes = torch.cat([part.raw for part in parts]).view(parts[0].codes.dtype)
-    return W8(codes, torch.cat([part.scales for part in parts]), parts[0].padding)
+    codes = torch.cat([part.raw for part in parts]).view(first.codes.dtype)
+    return W8(codes, torch.cat([part.scales for part in parts]), first.padding)
 
 
 def padded(weight: W8) -> W8:
@@ -99,7 +119,10 @@ def padded(weight: W8) -> W8:
     if not padding:
         return weight
     codes = torch.nn.functional.pad(weight.raw, (0, padding)).view(weight.codes.dtype)
-    return W8(codes, weight.scales, padding)
+    scales = weight.scales
+    if weight.mx:
+        scales = torch.nn.functional.pad(scales, (0, padding // MX_GROUP))
+    return W8(codes, scales, padding)
 
 
 def whole_rows(weight: torch.Tensor) -> W8:

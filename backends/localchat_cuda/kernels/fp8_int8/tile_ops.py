@@ -54,11 +54,13 @@ class W8Shape(NamedTuple):
     """Blocks of 128 x 128 share a scale."""
     WHOLE: bool
     DECODER: int
+    MX: bool = False
+    """32 columns of a row share a power of two."""
 
     @staticmethod
     def of(weight: W8, decoder: int) -> "W8Shape":
         n, k = weight.codes.shape
-        return W8Shape(n, k, weight.blocks, weight.whole, decoder)
+        return W8Shape(n, k, weight.blocks, weight.whole, decoder, weight.mx)
 
 
 def _four(body: str) -> str:
@@ -83,6 +85,12 @@ E4M3_FP16_TWO = tl.constexpr(_two(_E4M3_FP16))
 E4M3_BF16_TWO = tl.constexpr(_two(_E4M3_BF16))
 WHOLE_FP16_TWO = tl.constexpr(_two(_WHOLE_FP16))
 WHOLE_BF16_TWO = tl.constexpr(_two(_WHOLE_BF16))
+
+
+@triton.jit
+def power(words, group):
+    """Convert exponent `group`, 0 to 3, of int32 words to fp32. 2^-127 becomes 0."""
+    return (((words >> (8 * group)) & 255) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
