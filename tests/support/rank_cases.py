@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from localchat.fit.load_options import RoundedType
-from tests.support import quantizers, tiny_models
+from tests.support import float_checkpoints, quantizers, tiny_models
 from tests.support.fp8_checkpoints import LAYOUTS, save_fp8
 from tests.support.quantizers import Way
 from tests.support.thread_ranks import on_ranks
@@ -44,6 +44,10 @@ def _fp8(layout: str) -> Save:
     return lambda model, folder: save_fp8(model, folder, layout)
 
 
+def _floats(layout: str) -> Save:
+    return lambda model, folder: float_checkpoints.save_floats(model, folder, layout)
+
+
 _SAVES: dict[str, Save] = {
     "awq": tiny_models.save_awq,
     "gptq": _stored(Way(symmetric=True)),
@@ -57,6 +61,7 @@ _SAVES: dict[str, Save] = {
     "int8": _stored(Way(bits=8, symmetric=True), "int8"),
     "int8 rows": _stored(Way(size=0, bits=8, symmetric=True), "int8"),
     **{f"fp8 {layout}": _fp8(layout) for layout in LAYOUTS},
+    **{layout: _floats(layout) for layout in float_checkpoints.CONFIGS},
 }
 _MIXTURE = {**_WIDE, **_EVEN, "moe_intermediate_size": 256}
 FORMATS = {

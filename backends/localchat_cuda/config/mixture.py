@@ -11,7 +11,7 @@ MAX_EXPERTS = 1023
 """Experts of a layer. The router (kernels/experts/choice.py) has a row for each and one for a shared gate."""
 CLAMPED_SLOPE = 1.702
 """Slope of the only supported clamped activation."""
-EXPERT_FORMS = "experts support bf16, fp16 and 4 bits without act-order"
+EXPERT_FORMS = "experts support bf16, fp16 and 4-bit integers without act-order"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ FloatType = Literal["bfloat16", "float16", "float32"]
 
 PAGE_TOKENS = 64
 """Tokens of a page of the KV cache."""
-HYBRID_FORMS = "delta nets support bf16, fp16 and 4 bits"
+HYBRID_FORMS = "delta nets support bf16, fp16 and 4-bit integers"
 
 
 @dataclass(frozen=True, slots=True)

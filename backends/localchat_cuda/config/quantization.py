@@ -3,7 +3,8 @@
 Letters: N output and K input features of a layer.
 
 The record contains what a format (weights/formats/) needs beyond the tensors, and what the memory plan needs
-before they are read. Supported writers: transformers, AutoAWQ, AutoGPTQ, GPTQModel, AutoRound, llm-compressor.
+before they are read. Supported writers: transformers, AutoAWQ, AutoGPTQ, GPTQModel, AutoRound, llm-compressor,
+ModelOpt.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +15,9 @@ from typing import Any, Literal
 from localchat.errors import ModelInvalid
 from localchat.fit.load_options import RoundedType
 from localchat.model_files.safetensors import Tensor
-from localchat_cuda.ggml_forms import GGUF_FORMS, INT8, INT8_ZEROS, packed_bytes
+from localchat_cuda.ggml_forms import GGUF_FORMS, INT8, INT8_ZEROS, NVFP4, packed_bytes
 
-Method = Literal["awq", "gptq", "packed", "int8", "fp8", "gguf", "mxfp4"]
+Method = Literal["awq", "gptq", "packed", "int8", "fp8", "gguf", "mxfp4", "mxfp8", "nvfp4"]
 Unsupported = Callable[[str], ModelInvalid]
 """Function that makes the error for an unsupported setting. Its text completes a sentence."""
 
@@ -24,7 +25,7 @@ PACKED_GROUPS = (128, 64, 32)
 """Input features that share a scale and a zero in the packed form (kernels/int4/pack.py), largest first."""
 _FP8_BLOCK = 128
 """Output and input features of a block that shares a scale."""
-STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 or 8 bits, FP8 or (gpt-oss) MXFP4"
+STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 or 8 bits, FP8, MXFP8, NVFP4 or (gpt-oss) MXFP4"
 """Supported storage of a layer, for messages."""
 _SCALE_BYTES = 4
 """Bytes of one scale of FP8 weights."""
@@ -36,20 +37,30 @@ _LABELS: dict[Method, str] = {
     "fp8": "FP8",
     "gguf": "GGUF",
     "mxfp4": "MXFP4",
+    "mxfp8": "MXFP8",
+    "nvfp4": "NVFP4",
 }
 INT8_BITS = 8
 _SOLVED = {"fp8": 116, "int8": 112}
 """HumanEval problems that Qwen2.5-Coder-1.5B solves with layers rounded to this type. In bf16 it solves 118."""
 _ROUNDED_ROWS = 16
 """Output features of a rounded layer are a multiple of this number."""
+_MX_GROUP = 32
+_NVFP4_GROUP = 16
+"""Input features that share a scale in MXFP8 and NVFP4."""
+_FLOAT_GROUPS = {"mxfp8": _MX_GROUP, "nvfp4": _NVFP4_GROUP}
 _PACKED_TENSORS = {
     "awq": ".qweight",
     "gptq": ".qweight",
     "packed": ".weight_packed",
     "int8": ".weight",
+    "mxfp8": ".weight",
+    "nvfp4": (".weight_packed", ".weight"),
 }
-"""Name of the tensor of codes, by method."""
-_SIDE_TENSORS = (".qzeros", ".scales", "_scale", "_zero_point", ".weight_shape", "g_idx")
+"""Names of the tensor of codes, by method."""
+_CODE_TYPES = {"int8": "I8", "mxfp8": "F8_E4M3", "nvfp4": "U8"}
+"""Types of codes whose tensors have the names of floating ones, by method."""
+_SIDE_TENSORS = (".qzeros", ".scales", "_scale", "_scale_2", "_zero_point", ".weight_shape", "g_idx")
 """Names of tensors that belong to the codes and are counted with them."""
 
 _MXFP4_TENSORS = ("_blocks", "_scales", "gate_up_proj_bias")
@@ -94,7 +105,7 @@ class Quantization:
     @property
     def packed(self) -> bool:
         """True if layers become 4-bit codes in the order of the int4 gemms."""
-        return self.bits == 4 and not self.of_experts
+        return self.bits == 4 and not self.of_experts and self.method != "nvfp4"
 
     @property
     def of_experts(self) -> bool:
@@ -108,7 +119,7 @@ class Quantization:
             return self.mix
         if self.on_load:
             return f"rounded to {self.rounded_type}"
-        if self.method in ("fp8", "int8", "gguf", "mxfp4"):
+        if self.method in ("fp8", "int8", "gguf", "mxfp4", "mxfp8", "nvfp4"):
             return _LABELS[self.method]
         return f"{_LABELS[self.method]} {self.bits}-bit"
 
@@ -132,7 +143,9 @@ class Quantization:
     @property
     def in_ggml_forms(self) -> bool:
         """True if layers are repacked for the gemms of ggml's formats."""
-        return self.bits == INT8_BITS and self.method != "fp8"
+        if self.method == "nvfp4":
+            return True
+        return self.bits == INT8_BITS and self.method not in ("fp8", "mxfp8")
 
     @property
     def packed_group(self) -> int:
@@ -144,6 +157,10 @@ class Quantization:
         if self.of_experts:
             return n * padded(k) * (16 + 1) // PACKED_GROUPS[-1]
         order_bytes = 4 * k if self.act_order else 0
+        if self.method == "nvfp4":
+            return packed_bytes(NVFP4, n, k)
+        if self.method == "mxfp8":
+            return n * padded(k) * (_MX_GROUP + 1) // _MX_GROUP
         if self.in_ggml_forms:
             type_ = INT8 if self.symmetric else INT8_ZEROS
             return packed_bytes(type_, n, k) + order_bytes
@@ -185,6 +202,10 @@ class Quantization:
         if shape is None:
             return ""
         n, k = shape
+        if self.method in _FLOAT_GROUPS and k % PACKED_GROUPS[-1]:
+            return f"{tensor.name} has {k} inputs, and {self.label} layers need multiples of 32"
+        if self.method in _FLOAT_GROUPS:
+            return ""
         group = self.group or k
         if k % group or group % PACKED_GROUPS[-1]:
             return f"{tensor.name} has {k} inputs, which groups of {group} do not divide"
@@ -201,10 +222,12 @@ class Quantization:
         suffix = _PACKED_TENSORS.get(self.method)
         if suffix is None or not tensor.name.endswith(suffix) or len(tensor.shape) != 2:
             return None
-        if self.method == "int8" and tensor.dtype != "I8":
+        if tensor.dtype != _CODE_TYPES.get(self.method, tensor.dtype):
             return None
         rows, words = tensor.shape
-        in_word = 1 if self.method == "int8" else 32 // self.bits
+        in_word = 32 // self.bits
+        if self.method in _CODE_TYPES:
+            in_word = 8 // self.bits
         shapes = {"awq": (in_word * words, rows), "gptq": (words, in_word * rows)}
         return shapes.get(self.method, (rows, in_word * words))
 
@@ -359,6 +382,11 @@ def _compressed(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantizatio
     spec = weights[0]
     bits = spec.get("num_bits") or 0
     kind = spec.get("type")
+    if layout == "mixed-precision":
+        # Groups state their formats if they may differ.
+        layout = schemes[0].get("format")
+    if kind == "float" and layout in _COMPRESSED_FLOATS:
+        return _compressed_floats(spec, layout, unsupported)
     if bits == 8 and kind == "float":
         fp8_activations = all(scheme.get("input_activations") for scheme in schemes)
         return _compressed_fp8(spec, unsupported, fp8_activations=fp8_activations)
@@ -379,6 +407,22 @@ def _compressed(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantizatio
         symmetric=bool(spec.get("symmetric", True)),
         act_order=spec.get("actorder") in ("group", "dynamic", True) and group > 0,
     )
+
+
+def _compressed_floats(
+    spec: Mapping[str, Any], layout: str, unsupported: Unsupported
+) -> Quantization:
+    """Parse NVFP4 or MXFP8 of compressed-tensors."""
+    found = _COMPRESSED_FLOATS[layout]
+    size = spec.get("group_size")
+    if spec.get("num_bits") != found.bits or size not in (None, found.group):
+        raise unsupported(
+            f"weights compressed as {layout}, with {spec.get('num_bits')} bits in groups of {size} "
+            f"(supported: {found.bits} bits in groups of {found.group})"
+        )
+    if not spec.get("symmetric", True):
+        raise unsupported(f"{found.label} weights with zero points")
+    return found
 
 
 def _compressed_fp8(
@@ -415,9 +459,18 @@ def _modelopt(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
     nested = raw.get("quantization")
     if not kind and isinstance(nested, dict):
         kind = nested.get("quant_algo")
-    if kind != "FP8":
-        raise unsupported(f"weights quantized by ModelOpt as {kind} (supported: FP8)")
-    return Quantization("fp8", 8, 0, symmetric=True, fp8_activations=True)
+    if kind == "FP8":
+        return Quantization("fp8", 8, 0, symmetric=True, fp8_activations=True)
+    found = _MODELOPT_FLOATS.get(str(kind))
+    if found is None:
+        raise unsupported(
+            f"weights quantized by ModelOpt as {kind} (supported: FP8, MXFP8, NVFP4, W4A16_NVFP4)"
+        )
+    section = nested if isinstance(nested, dict) else raw
+    size = section.get("group_size")
+    if size not in (None, found.group):
+        raise unsupported(f"{found.label} in groups of {size} (supported: {found.group})")
+    return found
 
 
 def _gguf(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
@@ -444,6 +497,13 @@ def _group(size: object, what: str, unsupported: Unsupported) -> int:
     return size
 
 
+_NVFP4 = Quantization("nvfp4", 4, _NVFP4_GROUP, symmetric=True)
+_MXFP8 = Quantization("mxfp8", 8, _MX_GROUP, symmetric=True)
+_COMPRESSED_FLOATS = {"nvfp4-pack-quantized": _NVFP4, "mxfp8-quantized": _MXFP8}
+"""Formats by the `format` of compressed-tensors."""
+_MODELOPT_FLOATS = {"NVFP4": _NVFP4, "W4A16_NVFP4": _NVFP4, "MXFP8": _MXFP8}
+"""Formats by ModelOpt's `quant_algo`."""
+
 _PARSERS: dict[str, Callable[[Mapping[str, Any], Unsupported], Quantization]] = {
     "awq": _awq,
     "gptq": _gptq,
@@ -453,6 +513,8 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], Unsupported], Quantization]] = 
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
     "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "modelopt_mxfp8": _modelopt,
     "gguf": _gguf,
     "mxfp4": _mxfp4,
 }

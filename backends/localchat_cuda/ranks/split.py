@@ -97,4 +97,7 @@ def _unit(quantization: Quantization | None) -> int:
         return PACKED_GROUPS[-1]
     if quantization.on_load or quantization.packed:
         return max(PACKED_GROUPS[0], quantization.group)
+    if quantization.method == "nvfp4":
+        # Kernels read 32 columns at a time.
+        return PACKED_GROUPS[-1]
     return max(_FLOAT_UNIT, quantization.group)

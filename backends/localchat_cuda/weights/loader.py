@@ -135,7 +135,7 @@ class Loader:
         quantization = self.config.quantization
         if quantization is None or quantization.on_load:
             return False
-        return quantization.method in ("fp8", "int8")
+        return quantization.method in ("fp8", "int8", "mxfp8", "nvfp4")
 
     def check_biases(self, prefixes: list[str], parts: tuple[int, ...]) -> None:
         """Raise ModelInvalid for a bias that the family does not add.

@@ -14,17 +14,19 @@ from localchat_cuda.weights.device_reader import DeviceReader, Extent
 
 _SCALES = (".scales", ".weight_scale", ".weight_scale_inv")
 """Suffixes of names of scales."""
-_EXPONENTS = "_proj_scales"
-"""Suffix of names of MXFP4 scales."""
+_EXPONENTS = ("_proj_scales", ".weight_scale")
+"""Suffixes of names of scales in e8m0, if they are integers."""
 _EXPONENT = 119
-"""MXFP4 scale of 2^-8."""
+"""Scale of 2^-8 in e8m0."""
+_INVERSE_SCALE = ".weight_global_scale"
+"""Suffix of the name of an NVFP4 layer's number, by which scales are divided."""
 _ABSENT = (".weight", ".bias", "g_idx", "_proj")
 """Suffixes of tensors that random weights lack. "_proj" is that of a tensor with all experts."""
 _SINGLE_FILE = "model.safetensors"
 """File whose tensors take precedence over those of other files."""
 _OPTIONAL = (
     *("inv_freq", "input_scale", "output_scale", "k_scale", "v_scale", "q_scale"),
-    *("g_idx", "weight_shape", "weight_zero_point", "input_zero_point"),
+    *("g_idx", "weight_shape", "weight_zero_point", "input_zero_point", "input_global_scale"),
 )
 """Suffixes of tensors that may stay unread: redundant ones, and scales for rounding that is not done here."""
 _DTYPES = {
@@ -40,8 +42,9 @@ _DTYPES = {
     "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.uint8,
 }
-"""Types by their names in a safetensors header."""
+"""Types by their names in a safetensors header. Exponents (e8m0) are read as integers."""
 _CODES = (
     *(torch.float8_e4m3fn, torch.float8_e4m3fnuz),
     *(torch.float8_e5m2, torch.float8_e5m2fnuz),
@@ -241,14 +244,19 @@ class RandomWeights:
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if name.endswith("g_idx"):
             return self._groups(shape[0])
-        if name.endswith(_EXPONENTS):
+        if name.endswith(_EXPONENTS) and not dtype.is_floating_point:
             return torch.full(shape, _EXPONENT, dtype=dtype, device=self.device)
         if not dtype.is_floating_point:
             limits = torch.iinfo(dtype)
             return self._draw(torch.randint, limits.min, limits.max, shape, dtype=dtype)
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=dtype, device=self.device)
+        if name.endswith(_INVERSE_SCALE):
+            return torch.full(shape, 1 / self.scale, dtype=dtype, device=self.device)
         numbers = self._draw(torch.randn, shape, dtype=torch.float32)
+        if dtype == torch.float8_e4m3fn and name.endswith(_SCALES):
+            # Smaller numbers would all round to 0.
+            return numbers.abs().to(dtype)
         if name.endswith(_SCALES):
             return numbers.abs().mul_(self.scale).to(dtype)
         return numbers.mul_(0.02).to(dtype)

@@ -15,9 +15,21 @@ from localchat_cuda.kernels.fp8_int8 import tile_config as w8_tile_config
 from localchat_cuda.kernels.fp8_int8 import tile_ops as w8_tile_ops
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_config import GemvConfig, W8TileConfig
-from tests.support import fp8_reference
+from tests.support import float_checkpoints, fp8_reference
 
-KINDS = {"row": w8_pack.e4m3_rows, "block": fp8_reference.e4m3_blocks, "whole": w8_pack.whole_rows}
+def mx_groups(weight: torch.Tensor) -> W8:
+    """Round a weight [N, K] to MXFP8, in groups that differ a thousandfold."""
+    n, k = weight.shape
+    spread = torch.logspace(-2, 1, k // 32).repeat_interleave(32)
+    return W8(*float_checkpoints.mxfp8_parts(weight * spread))
+
+
+KINDS = {
+    "row": w8_pack.e4m3_rows,
+    "block": fp8_reference.e4m3_blocks,
+    "whole": w8_pack.whole_rows,
+    "mx": mx_groups,
+}
 CODES = torch.arange(256).to(torch.uint8)
 NUMBERS = (CODES & 127) != 127
 """Without the two codes of no number."""
@@ -126,6 +138,8 @@ def test_packed_decoder_converts_every_code_exactly(kind: tuple[str, str]) -> No
         ("whole", 9, 33, 256, W8TileConfig(2, 1, 2)),
         ("row", 16, 48, 128, W8TileConfig(1, 1, 1)),
         ("block", 27, 32, 128, W8TileConfig(2, 1, 1)),
+        ("mx", 3, 40, 256, W8TileConfig(1, 2, 1)),
+        ("mx", 16, 33, 384, W8TileConfig(2, 1, 2)),
     ],
 )
 def test_small_gemm_matches_the_reference(
@@ -144,6 +158,7 @@ def test_small_gemm_matches_the_reference(
         ("block", 256, 1024, GemvConfig(8, 256, 4, 1)),
         ("block", 130, 640, GemvConfig(2, 512, 1, 2)),
         ("whole", 33, 256, GemvConfig(4, 128, 1, 1)),
+        ("mx", 130, 640, GemvConfig(4, 512, 1, 2)),
     ],
 )
 def test_gemv_matches_the_reference(kind: str, n: int, k: int, config: GemvConfig) -> None:
@@ -155,7 +170,12 @@ def test_gemv_matches_the_reference(kind: str, n: int, k: int, config: GemvConfi
 
 @pytest.mark.parametrize(
     ("kind", "m", "n", "k", "splits"),
-    [("row", 17, 66, 256, 2), ("block", 40, 130, 384, 3), ("whole", 64, 64, 128, 1)],
+    [
+        ("row", 17, 66, 256, 2),
+        ("block", 40, 130, 384, 3),
+        ("whole", 64, 64, 128, 1),
+        ("mx", 40, 130, 384, 3),
+    ],
 )
 def test_tiled_gemm_matches_the_reference(kind: str, m: int, n: int, k: int, splits: int) -> None:
     weight, x = drawn(kind, n, k), rows(m, k)
@@ -173,6 +193,25 @@ def test_dequantize_writes_the_values_of_the_codes(kind: str) -> None:
     x = rows(70, 256)
     y = w8_dequant.gemm(x, weight, decoder=w8_tile_ops.PLAIN)
     assert off(y, w8_small.reference(x, weight)) < 1e-5
+
+
+def test_mxfp8_is_that_of_the_specification() -> None:
+    codes = CODES.view(w8_pack.E4M3).view(2, 128)
+    exponents = torch.tensor([[0, 1, 127, 254], [100, 120, 130, 140]], dtype=torch.uint8)
+    wanted = float_checkpoints.mxfp8_values(codes, exponents)
+    number = NUMBERS.view(2, 128)
+    found = w8_pack.dense(W8(codes, exponents), torch.float32).double()
+    assert torch.equal(found[number], wanted[number].float().double())
+
+
+def test_padded_mxfp8_has_columns_of_zeros() -> None:
+    weight = drawn("mx", 20, 192)
+    padded = w8_pack.padded(weight)
+    assert (padded.features_in, padded.padding) == (256, 64)
+    assert torch.equal(w8_pack.dense(padded)[:, :192], w8_pack.dense(weight))
+    assert not w8_pack.dense(padded)[:, 192:].any()
+    x = rows(9, 192)
+    assert off(fp8_int8.gemm(x, padded).sum(0), x @ w8_pack.dense(weight).t()) < 1e-6
 
 
 @pytest.mark.parametrize("blocks", [False, True])
@@ -196,9 +235,10 @@ def test_fp8_gemm_matches_the_reference(kind: str) -> None:
     assert off(fp8_reference.gemm(x, weight), w8_small.reference(x, weight)) < 0.05
 
 
+@pytest.mark.parametrize("kind", ["row", "mx"])
 @pytest.mark.parametrize("m", [1, 16, 17, 65])
-def test_gemm_supports_every_row_count(m: int) -> None:
-    weight, x = drawn("row", 48, 128), rows(m, 128, torch.float16)
+def test_gemm_supports_every_row_count(m: int, kind: str) -> None:
+    weight, x = drawn(kind, 48, 128), rows(m, 128, torch.float16)
     wanted = w8_small.reference(x, weight)
     assert off(fp8_int8.gemm(x, weight).sum(0), wanted) < 1e-3
     assert torch.equal(fp8_int8.gemm(x, weight, kernels=False)[0], wanted)
@@ -226,6 +266,11 @@ def test_weights_join_only_if_their_scales_do() -> None:
     assert torch.equal(w8_pack.dense(joined), wanted)
     assert w8_pack.joined([two, one]) is None
     assert w8_pack.joined([one, drawn("row", 64, 256)]) is None
+    assert w8_pack.joined([one, drawn("mx", 64, 256)]) is None
+    mx = [drawn("mx", 33, 256), drawn("mx", 64, 256)]
+    joined = w8_pack.joined(mx)
+    assert joined is not None
+    assert torch.equal(w8_pack.dense(joined), torch.cat([w8_pack.dense(part) for part in mx]))
 
 
 def test_tile_config_is_equal_within_a_row_class() -> None:

@@ -1,19 +1,24 @@
 """Weights in ggml's block formats: repacked exactly, multiplied as the reference does."""
 
+import inspect
+import re
+
 import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from localchat_cuda.ggml_forms import GGUF_FORMS, packed_bytes
+from localchat_cuda.ggml_forms import FORMS, GGUF_FORMS, NVFP4, packed_bytes
 from localchat_cuda.kernels import ggml
-from localchat_cuda.kernels.ggml import gemm_int8, gemm_tiles
+from localchat_cuda.kernels.ggml import gemm_int8, gemm_tiles, tile_ops
 from localchat_cuda.kernels.ggml.pack import (
     GgmlTensor,
     GgmlWeight,
     dense,
+    empty,
     pack,
+    pack_nvfp4,
     with_neighbours_joined,
 )
 from localchat_cuda.kernels.int4.activations import Int8Rows, prepare
@@ -21,14 +26,25 @@ from localchat_cuda.kernels.int4.gemm_tiled import TiledGemmConfig
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.launch import interpreted
-from tests.support import int4_reference
+from tests.support import float_checkpoints, int4_reference
 from tests.support.ggml_blocks import random_rows
 
 TYPES = tuple(GGUF_FORMS)
+PRODUCT_TYPES = (*GGUF_FORMS, NVFP4)
 _LEGACY = tuple(name for name, form in GGUF_FORMS.items() if form.block == 32)
 
 
+def _nvfp4_parts(n: int, k: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random codes, scales of all sizes, and a number."""
+    draw = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 256, (n, k // 2), generator=draw, dtype=torch.uint8)
+    scales = torch.randint(0, 0x7F, (n, k // 16), generator=draw, dtype=torch.uint8)
+    return codes, scales.view(torch.float8_e4m3fn), torch.tensor([0.0123])
+
+
 def _weight(type_: str, n: int, k: int, seed: int = 0) -> GgmlTensor:
+    if type_ == NVFP4:
+        return pack_nvfp4(*_nvfp4_parts(n, k, seed))
     raw = random_rows(type_, n, k, np.random.default_rng(seed))
     return pack(type_, torch.from_numpy(raw), k)
 
@@ -56,9 +72,45 @@ def test_rows_that_end_inside_a_column_block_are_bit_equal_to_ggml(type_: str) -
     assert np.array_equal(found.view(np.int32), _ggml_values(type_, 17, 352).view(np.int32))
 
 
-@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("type_", PRODUCT_TYPES)
 def test_packed_bytes_are_those_of_the_tensors(type_: str) -> None:
     assert _weight(type_, 35, 512).bytes == packed_bytes(type_, 35, 512)
+
+
+@pytest.mark.parametrize("type_", FORMS)
+def test_a_weight_without_numbers_has_as_many_bytes(type_: str) -> None:
+    assert empty(type_, 35, 768, torch.device("meta")).bytes == packed_bytes(type_, 35, 768)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 256), (35, 768), (17, 352)])
+def test_repacked_nvfp4_is_that_of_the_specification(n: int, k: int) -> None:
+    codes, scales, number = _nvfp4_parts(n, k, 1)
+    expected = float_checkpoints.nvfp4_values(codes, scales, float(number))
+    # The products of fp64 are exact, so fp32 rounds once, as the packed form does.
+    assert torch.equal(dense(pack_nvfp4(codes, scales, number)), expected.float())
+
+
+def _permuted(a: int, b: int, selector: int) -> int:
+    """Emulate PTX's prmt.b32: bytes of two words by four selectors, of which bit 3 replicates the sign."""
+    data = [(word >> 8 * i) & 255 for word in (a, b) for i in range(4)]
+    picks = [(selector >> 4 * i) & 15 for i in range(4)]
+    chosen = [(255 if data[p & 7] > 127 else 0) if p & 8 else data[p & 7] for p in picks]
+    return sum(byte << 8 * i for i, byte in enumerate(chosen))
+
+
+def test_byte_permutations_decode_every_e2m1_code() -> None:
+    source = inspect.getsource(tile_ops._floats.fn)
+    first, second = (
+        (int(low, 16), int(high, 16))
+        for low, high in re.findall(r"prmt.b32 [ab], (0x\w+), (0x\w+)", source)
+    )
+    values = [4 * float_checkpoints.e2m1(code) for code in range(16)]
+    for code in range(16):
+        four = [code, 15 - code, code ^ 8, (code + 5) % 16]
+        word = sum(each << 4 * i for i, each in enumerate(four))
+        both = _permuted(*first, word) | _permuted(*second, word ^ 0x8888)
+        found = torch.tensor([both << 1]).view(torch.int8)[:4].tolist()
+        assert found == [values[each] for each in four]
 
 
 def test_repacking_many_rows_in_slices_changes_nothing() -> None:
@@ -95,7 +147,7 @@ def _int8_rows(m: int, k: int) -> Int8Rows:
 
 
 @needs_interpreter
-@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("type_", PRODUCT_TYPES)
 @pytest.mark.parametrize(
     ("m", "n", "config"),
     [
@@ -140,7 +192,7 @@ def test_rows_are_written_in_the_order_of_the_products() -> None:
 
 
 @needs_interpreter
-@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("type_", PRODUCT_TYPES)
 @pytest.mark.parametrize("whole", [False, True])
 def test_products_of_many_rows_are_those_of_the_reference(type_: str, whole: bool) -> None:
     weight, x = _weight(type_, 35, 512), _rows(17, 512, torch.float16)
@@ -169,8 +221,8 @@ def test_columns_beyond_the_last_whole_block_are_read_once(type_: str, m: int, k
 
 
 @needs_interpreter
-@pytest.mark.parametrize("type_", TYPES)
-def test_dequantized_weights_are_bit_equal_to_ggml(type_: str) -> None:
+@pytest.mark.parametrize("type_", PRODUCT_TYPES)
+def test_dequantized_weights_are_bit_equal_to_the_reference(type_: str) -> None:
     weight = _weight(type_, 35, 512)
     out = torch.full((35, 512), float("nan"))
     gemm_tiles.dequantize(weight, out)

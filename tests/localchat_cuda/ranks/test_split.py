@@ -25,6 +25,7 @@ SHOWN_FAMILIES = (
 )
 SHOWN_FORMATS = (
     *("awq", "gptq 8 bits", "compressed", "int8", "fp8 deepseek", "rounded int4", "mxfp4"),
+    *("nvfp4", "nvfp4 modelopt", "mxfp8"),
 )
 
 

@@ -149,7 +149,7 @@ def test_configs_give_scale_groups_and_fp8_activations(layout: str) -> None:
         ({**BLOCKS, "weight_block_size": [64, 64]}, r"blocks of \[64, 64\] \(supported: 128 x 128"),
         ({**BLOCKS, "fmt": "e5m2"}, "e5m2"),
         (compressed("token"), "one scale for each token"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ"),
     ],
 )
 def test_other_kinds_of_fp8_are_refused(raw: dict[str, object], said: str) -> None:

@@ -18,7 +18,7 @@ from localchat_cuda.weights.gguf_source import GgufWeights
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.meta_weights import META, MetaWeights
 from localchat_cuda.weights.source import CheckpointWeights, WeightSource
-from tests.support import gguf_files, quantizers, tiny_models
+from tests.support import float_checkpoints, gguf_files, quantizers, tiny_models
 from tests.support.ggml_blocks import random_rows
 from tests.support.quantizers import WIDE, Way
 from tests.support.tiny_models import CPU
@@ -79,6 +79,12 @@ def compare(
 @pytest.mark.parametrize("kind", sorted(STORED))
 def test_quantized_layers_have_the_layout_of_a_load(kind: str, tmp_path: Path) -> None:
     quantizers.save(tiny_models.reference("qwen3", **WIDE), tmp_path, *STORED[kind])
+    compare(read_config(tmp_path), CheckpointWeights(tmp_path, CPU))
+
+
+@pytest.mark.parametrize("layout", ["nvfp4", "mxfp8"])
+def test_floating_codes_have_the_layout_of_a_load(layout: str, tmp_path: Path) -> None:
+    float_checkpoints.save_floats(tiny_models.reference("qwen3", **WIDE), tmp_path, layout)
     compare(read_config(tmp_path), CheckpointWeights(tmp_path, CPU))
 
 

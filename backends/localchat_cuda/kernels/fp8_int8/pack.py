@@ -72,6 +72,16 @@ class W8(NamedTuple):
         """Return the scales as kernels read them. MXFP8: int32 [N, G], four exponents each, the first lowest."""
         return self.scales.view(torch.int32) if self.mx else self.scales
 
+    def aligned(self) -> "W8":
+        """Return the weight with codes and scales that kernels can load 16 bytes at a time.
+
+        A view into a file may start anywhere."""
+        codes, scales = (
+            tensor.clone() if tensor.data_ptr() % 16 else tensor
+            for tensor in (self.codes, self.scales)
+        )
+        return W8(codes, scales, self.padding)
+
     @property
     def bytes(self) -> int:
         return self.codes.numel() + self.scales.numel() * self.scales.element_size()

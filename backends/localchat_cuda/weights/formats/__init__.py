@@ -8,6 +8,8 @@ from localchat_cuda.weights.formats.fp8 import Fp8
 from localchat_cuda.weights.formats.ggml import Ggml
 from localchat_cuda.weights.formats.gptq import Gptq
 from localchat_cuda.weights.formats.int8 import Int8
+from localchat_cuda.weights.formats.mxfp8 import Mxfp8
+from localchat_cuda.weights.formats.nvfp4 import Nvfp4
 from localchat_cuda.weights.formats.pack_quantized import PackQuantized
 from localchat_cuda.weights.formats.rounded import Rounded
 from localchat_cuda.weights.formats.unquantized import Unquantized
@@ -43,6 +45,10 @@ def weight_format(quantization: Quantization | None, target: LoadTarget) -> Weig
         return Int8(target, quantization)
     if quantization.method == "fp8":
         return Fp8(target, quantization)
+    if quantization.method == "nvfp4":
+        return Nvfp4(target)
+    if quantization.method == "mxfp8":
+        return Mxfp8(target)
     if quantization.method == "gguf":
         return Ggml(target)
     raise ValueError(f"quantization: no format reads {quantization.method}")

@@ -35,10 +35,7 @@ class Fp8:
 
     def part(self, prefix: str, n: int, k: int) -> W8:
         codes = self.target.tensor(f"{prefix}.weight", (n, k), E4M3)
-        # Kernels load 16 bytes at a time, but a view into a file may start anywhere.
-        if codes.data_ptr() % 16:
-            codes = codes.clone()
-        return padded(W8(codes, self._scales(prefix, n, k)))
+        return padded(W8(codes, self._scales(prefix, n, k))).aligned()
 
     def _scales(self, prefix: str, n: int, k: int) -> torch.Tensor:
         source = self.target.source

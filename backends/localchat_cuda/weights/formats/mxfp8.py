@@ -1,0 +1,39 @@
+"""MXFP8: e4m3 codes with a power of two for 32 columns (e8m0), as compressed-tensors and ModelOpt write it.
+
+Letters: N output and K input features.
+
+    weight        float8_e4m3fn [N, K]
+    weight_scale  uint8 [N, K/32], exponents biased by 127. 255 is no number.
+
+Open Compute Project, Microscaling Formats 1.0 (2023).
+"""
+
+import torch
+
+from localchat.errors import ModelInvalid
+from localchat_cuda.kernels.fp8_int8.pack import E4M3, MX_GROUP, W8, padded
+from localchat_cuda.weights.source import LoadTarget
+from localchat_cuda.weights.values import all_true
+
+_NAN = 255
+
+
+class Mxfp8:
+    """See formats.WeightFormat."""
+
+    def __init__(self, target: LoadTarget) -> None:
+        self.target = target
+
+    def holds(self, prefix: str) -> bool:
+        return self.target.source.has(f"{prefix}.weight_scale")
+
+    def part(self, prefix: str, n: int, k: int) -> W8:
+        codes = self.target.tensor(f"{prefix}.weight", (n, k), E4M3)
+        name = f"{prefix}.weight_scale"
+        exponents = self.target.tensor(name, (n, k // MX_GROUP), torch.uint8)
+        if not all_true(exponents != _NAN, on_meta=True):
+            raise ModelInvalid(
+                f"{name} has scales that are not a number.",
+                hint="The file may be damaged: download it again, or use another quantization of the model.",
+            )
+        return padded(W8(codes, exponents)).aligned()
