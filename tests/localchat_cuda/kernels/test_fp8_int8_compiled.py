@@ -30,6 +30,9 @@ types = dict(codes="*u8", scales="*fp32", out="*fp32", M="i32", N="i32", first="
 def shape_of(shared, whole=False):
     return W8Shape(4608, 3584, shared, whole, decoder)
 
+mx = W8Shape(4608, 3584, False, False, decoder, True)
+words = dict(types, x="*bf16", scales="*i32")
+
 for x, blocks, parts, shared, weights in (
     ("*bf16", 1, 1, True, False), ("*fp16", 2, 2, False, hopper)):
     made[f"small {x} {shared} {weights}"] = compiled(
@@ -43,6 +46,11 @@ for x, rows, shared in (("*bf16", 64, False),):
 one = w8_tile_config.gemv_config(4608, 3584, 132)
 made["gemv"] = compiled(
     w8_gemv._gemv_kernel, dict(types, x="*bf16"), one.warps, shape=shape_of(True), tile=one, PDL=hopper)
+made["mx gemv"] = compiled(w8_gemv._gemv_kernel, words, one.warps, shape=mx, tile=one, PDL=hopper)
+made["mx small"] = compiled(
+    w8_small._small_kernel, words, 1, PARTS=1, shape=mx, tile=w8_tile_config.W8TileConfig(1, 1, 2), PDL=hopper)
+made["mx tiled"] = compiled(
+    w8_tiled._tiled_kernel, words, config.warps, MP=64, tile=config, shape=mx, FOUR=not hopper, PDL=hopper)
 made["dequantize"] = compiled(
     w8_dequant._dequantize_kernel, dict(types, out="*bf16"), 4, shape=shape_of(True), ROWS=4, COLUMNS=1024)
 if cc >= 89:
@@ -52,12 +60,15 @@ if cc >= 89:
     rows = dict(x="*bf16", codes="*u8", scales="*fp32")
     made["rows"] = compiled(gemm_fp8._rows_kernel, rows, 4, K=3584, RUN=1024)
 ptx = made["small *bf16 True False"].asm["ptx"]
-turn = re.search(r"(\$L__BB\d+_\d+):((?:(?!\$L__BB).)*mma(?:(?!\$L__BB).)*)bra\s+\1;", ptx, re.S)[2]
+LOOP = r"(\$L__BB\d+_\d+):((?:(?!\$L__BB).)*mma(?:(?!\$L__BB).)*)bra\s+\1;"
+turn = re.search(LOOP, ptx, re.S)[2]
+grouped = re.search(LOOP, made["mx small"].asm["ptx"], re.S)[2]
 tiles = made["tiled *bf16"].asm["ttgir"]
 turns = tiles[tiles.index("scf.for"):tiles.index("scf.yield")]
 print(json.dumps(dict(
     shared={name: one.metadata.shared for name, one in made.items()},
     eights=[name for name, one in made.items() if "e4m3" in one.asm["ptx"]],
+    grouped=[grouped.count(part) for part in ("mma.sync", ".shared", "shfl", ".v2.b32")],
     products=turn.count("mma.sync"), through=turn.count(".shared"), spread=turn.count("prmt.b32"),
     wide=len(re.findall(r"ld\.global[^;]*\.v4\.b32", turn)),
     dots=turns.count("ttng.warp_group_dot "), waits=turns.count("ttng.warp_group_dot_wait "))))
@@ -74,6 +85,8 @@ def test_gemms_compile_and_fit_shared_memory(capability: int, compiler: KernelCo
     # word spread by two permutations, nothing through shared memory
     assert (found["products"], found["wide"], found["through"]) == (8, 8, 0)
     assert found["spread"] == 2 * 16
+    # 32 columns at a time: half of the codes' bytes a load, and nothing through shared memory either
+    assert found["grouped"] == [8, 0, 0, 8]
     if capability == 90:
         assert found["dots"] == 1
         assert found["waits"] == found["dots"]
