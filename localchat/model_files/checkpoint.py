@@ -33,6 +33,8 @@ _DAMAGED: Final = "The file may be incomplete or damaged: download it again."
 _SINGLE_FILE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 """List of the tensors of a split model, with their files."""
+_FLOAT_GROUPS: Final[Mapping[object, str]] = {(4, 16): "NVFP4", (4, 32): "MXFP4", (8, 32): "MXFP8"}
+"""Formats of floating codes by their bits and the columns that share a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,11 @@ class Checkpoint:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
         if isinstance(quantization, Mapping) and method == "compressed-tensors":
             return _compressed(quantization)
+        if isinstance(quantization, Mapping) and method == "modelopt":
+            section = quantization.get("quantization")
+            if not isinstance(section, Mapping):
+                section = quantization
+            return str(section.get("quant_algo") or method).upper()
         if isinstance(method, str) and method:
             return method.upper()
         sizes: dict[str, int] = {}
@@ -103,8 +110,10 @@ def _compressed(quantization: Mapping[str, Any]) -> str:
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if isinstance(weights, Mapping):
-            kind = "FP" if weights.get("type") == "float" else "INT"
-            return f"{kind}{weights.get('num_bits', '')}"
+            bits = weights.get("num_bits", "")
+            if weights.get("type") != "float":
+                return f"INT{bits}"
+            return _FLOAT_GROUPS.get((bits, weights.get("group_size")), f"FP{bits}")
     return "COMPRESSED-TENSORS"
 
 

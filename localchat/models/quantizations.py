@@ -16,7 +16,9 @@ _GGUF: Final = re.compile(
     r"(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
-_SAFETENSORS: Final = re.compile(r"(?<![A-Za-z])(AWQ|GPTQ|FP8|BF16)(?![A-Za-z])", re.IGNORECASE)
+_SAFETENSORS: Final = re.compile(
+    r"(?<![A-Za-z])(AWQ|GPTQ|NVFP4|MXFP8|FP8|BF16)(?![A-Za-z])", re.IGNORECASE
+)
 _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})$")
 _ACCESSORY: Final = re.compile(r"mmproj|imatrix|(^|/)mtp[-/]|dflash|eagle-?3", re.IGNORECASE)
 """Files that are not models. A head that only drafts is called `mtp-NAME.gguf` and has the quantization of its

@@ -22,6 +22,7 @@ PARTS = (
     *("decoding", "prefix", "gaps", "drafts"),
     *(
         "formats",
+        "floats",
         "rounded",
         "gguf",
         "types",
@@ -50,7 +51,7 @@ def main() -> int:
     from scripts.bench.cuda.kept import kept
     from scripts.bench.cuda.mixture import mixture
     from scripts.bench.cuda.startup import startup
-    from scripts.bench.cuda.stored import eight_bits, four_bits, rounded
+    from scripts.bench.cuda.stored import eight_bits, four_bits, grouped_floats, rounded
     from scripts.bench.cuda.warm import warm
 
     parts = sys.argv[1:] or list(PARTS)
@@ -80,6 +81,7 @@ def main() -> int:
         del engine, drafting, runner
         torch.cuda.empty_cache()
     run("formats", lambda: four_bits(results))
+    run("floats", lambda: grouped_floats(results))
     run("rounded", lambda: rounded(results))
     run("gguf", lambda: gguf(results))
     run("types", lambda: gguf_types(results))

@@ -17,7 +17,7 @@ from localchat_cuda.kernels.fp8_int8 import tile_ops as w8_tile_ops
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_config import gemv_config, small_config, tiled_config
 from localchat_cuda.kernels.launch import traits
-from tests.support import fp8_reference, tiny_models
+from tests.support import float_checkpoints, fp8_reference, tiny_models
 from tests.support.fp8_checkpoints import save_fp8
 from tests.support.gpu_models import HALVES, logs_of
 from tests.support.tiny_engine_core import ON_GPU, TinyLoop, request, tiny_runner
@@ -28,14 +28,20 @@ pytestmark = [
     pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU, or TRITON_INTERPRET is not 0"),
 ]
 GPU = torch.device("cuda", 0)
-KINDS = {"row": w8_pack.e4m3_rows, "block": fp8_reference.e4m3_blocks, "whole": w8_pack.whole_rows}
+KINDS = {
+    "row": w8_pack.e4m3_rows,
+    "block": fp8_reference.e4m3_blocks,
+    "whole": w8_pack.whole_rows,
+    "mx": float_checkpoints.mx_weight,
+}
 WORK = (
     *((kind, 4608, 3584) for kind in KINDS),
     ("block", 3584, 18944),
     ("row", 1000, 1152),
     ("whole", 264, 128),
+    ("mx", 1000, 1152),
 )
-"""The last two have a part of a block of outputs at their end."""
+"""The last three have a part of a block of outputs at their end."""
 
 
 def ways(dtype: torch.dtype, *, whole: bool) -> list[int]:
@@ -100,13 +106,16 @@ def test_gemms_with_fp8_activations_match_their_references(kind: str, half: str)
         assert off(found, w8_small.reference(x, weight)) < 0.05, m
 
 
-@pytest.mark.parametrize("layout", ["channel", "deepseek"])
+@pytest.mark.parametrize("layout", ["channel", "deepseek", "nvfp4", "mxfp8"])
 @pytest.mark.parametrize("half", sorted(HALVES))
-def test_logprobs_of_fp8_layers_are_within_twice_the_error_of_torch(
+def test_logprobs_of_floating_codes_are_within_twice_the_error_of_torch(
     half: str, layout: str, tmp_path: Path
 ) -> None:
     model, tokens = tiny_models.reference("llama"), tokens_of(51, 200)
-    save_fp8(model, tmp_path, layout)
+    if layout in float_checkpoints.CONFIGS:
+        float_checkpoints.save_floats(model, tmp_path, layout)
+    else:
+        save_fp8(model, tmp_path, layout)
     exact = logs_of(model, tokens)
     theirs = logs_of(model.to(HALVES[half]).cuda(), tokens) - exact
     for chunk in (7, 30, 64):

@@ -25,6 +25,11 @@ def compressed(weights: dict[str, Any] | None) -> dict[str, Any]:
         ({"quant_method": "gptq"}, "GPTQ"),
         (compressed({"type": "int", "num_bits": 4}), "INT4"),
         (compressed({"type": "float", "num_bits": 8}), "FP8"),
+        (compressed({"type": "float", "num_bits": 8, "group_size": 32}), "MXFP8"),
+        (compressed({"type": "float", "num_bits": 4, "group_size": 16}), "NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "MXFP8"}}, "MXFP8"),
+        ({"quant_method": "modelopt"}, "MODELOPT"),
         (compressed(None), "COMPRESSED-TENSORS"),
     ],
 )

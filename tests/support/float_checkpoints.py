@@ -1,4 +1,4 @@
-"""NVFP4 and MXFP8 checkpoints as compressed-tensors and ModelOpt write them, with references from the specifications.
+"""NVFP4 and MXFP8 checkpoints as compressed-tensors and ModelOpt write them, with a reference of each format.
 
 Letters: N output and K input features.
 """
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from localchat_cuda.kernels.fp8_int8.pack import W8
 from tests.support.tiny_models import Layer, save_layers
 
 _E2M1_LARGEST = 6.0
@@ -15,8 +16,11 @@ _E4M3_LARGEST = 448.0
 _INPUTS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 _NVFP4 = {**_INPUTS, "symmetric": True, "dynamic": False, "scale_dtype": "torch.float8_e4m3fn"}
 _MXFP8 = {
-    **{"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32},
-    **{"symmetric": True, "dynamic": False, "scale_dtype": "torch.uint8"},
+    **_NVFP4,
+    "num_bits": 8,
+    "strategy": "group",
+    "group_size": 32,
+    "scale_dtype": "torch.uint8",
 }
 
 
@@ -107,7 +111,7 @@ def nvfp4_parts(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
     runs = weight.float().view(n, k // 16, 16)
     scales = (runs.abs().amax(2) / _E2M1_LARGEST / number).to(torch.float8_e4m3fn)
     steps = (scales.float() * number).clamp_min(1e-30)
-    table = torch.tensor([e2m1(code) for code in range(16)])
+    table = torch.tensor([e2m1(code) for code in range(16)], device=weight.device)
     distances = ((runs / steps[..., None])[..., None] - table).abs()
     codes = distances.argmin(-1).view(n, k // 2, 2)
     packed = (codes[..., 0] | codes[..., 1] << 4).to(torch.uint8)
@@ -121,6 +125,12 @@ def mxfp8_parts(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     powers = torch.floor(torch.log2(runs.abs().amax(2).clamp_min(1e-30))) - 8
     codes = (runs / torch.exp2(powers)[..., None]).clamp(-_E4M3_LARGEST, _E4M3_LARGEST)
     return codes.view(n, k).to(torch.float8_e4m3fn), (powers + 127).to(torch.uint8)
+
+
+def mx_weight(weight: torch.Tensor) -> W8:
+    """Round a weight [N, K] to MXFP8, after groups were made to differ a thousandfold."""
+    spread = torch.logspace(-2, 1, weight.shape[1] // 32, device=weight.device)
+    return W8(*mxfp8_parts(weight * spread.repeat_interleave(32)))
 
 
 def layer(layout: str, weight: torch.Tensor) -> Layer:

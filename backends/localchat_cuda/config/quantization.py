@@ -49,7 +49,7 @@ _MX_GROUP = 32
 _NVFP4_GROUP = 16
 """Input features that share a scale in MXFP8 and NVFP4."""
 _FLOAT_GROUPS = {"mxfp8": _MX_GROUP, "nvfp4": _NVFP4_GROUP}
-_PACKED_TENSORS = {
+_PACKED_TENSORS: dict[Method, str | tuple[str, ...]] = {
     "awq": ".qweight",
     "gptq": ".qweight",
     "packed": ".weight_packed",
@@ -60,7 +60,15 @@ _PACKED_TENSORS = {
 """Names of the tensor of codes, by method."""
 _CODE_TYPES = {"int8": "I8", "mxfp8": "F8_E4M3", "nvfp4": "U8"}
 """Types of codes whose tensors have the names of floating ones, by method."""
-_SIDE_TENSORS = (".qzeros", ".scales", "_scale", "_scale_2", "_zero_point", ".weight_shape", "g_idx")
+_SIDE_TENSORS = (
+    ".qzeros",
+    ".scales",
+    "_scale",
+    "_scale_2",
+    "_zero_point",
+    ".weight_shape",
+    "g_idx",
+)
 """Names of tensors that belong to the codes and are counted with them."""
 
 _MXFP4_TENSORS = ("_blocks", "_scales", "gate_up_proj_bias")
@@ -413,16 +421,17 @@ def _compressed_floats(
     spec: Mapping[str, Any], layout: str, unsupported: Unsupported
 ) -> Quantization:
     """Parse NVFP4 or MXFP8 of compressed-tensors."""
-    found = _COMPRESSED_FLOATS[layout]
+    quantization = _COMPRESSED_FLOATS[layout]
+    bits = spec.get("num_bits")
     size = spec.get("group_size")
-    if spec.get("num_bits") != found.bits or size not in (None, found.group):
+    if bits != quantization.bits or size not in (None, quantization.group):
         raise unsupported(
-            f"weights compressed as {layout}, with {spec.get('num_bits')} bits in groups of {size} "
-            f"(supported: {found.bits} bits in groups of {found.group})"
+            f"weights compressed as {layout}, with {bits} bits in groups of {size} "
+            f"(supported: {quantization.bits} bits in groups of {quantization.group})"
         )
     if not spec.get("symmetric", True):
-        raise unsupported(f"{found.label} weights with zero points")
-    return found
+        raise unsupported(f"{quantization.label} weights with zero points")
+    return quantization
 
 
 def _compressed_fp8(
@@ -455,22 +464,23 @@ def _fp8(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
 
 
 def _modelopt(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:
-    kind = raw.get("quant_algo")
+    section = raw
     nested = raw.get("quantization")
-    if not kind and isinstance(nested, dict):
-        kind = nested.get("quant_algo")
+    if not raw.get("quant_algo") and isinstance(nested, dict):
+        section = nested
+    kind = section.get("quant_algo")
     if kind == "FP8":
         return Quantization("fp8", 8, 0, symmetric=True, fp8_activations=True)
-    found = _MODELOPT_FLOATS.get(str(kind))
-    if found is None:
+    quantization = _MODELOPT_FLOATS.get(str(kind))
+    if quantization is None:
         raise unsupported(
             f"weights quantized by ModelOpt as {kind} (supported: FP8, MXFP8, NVFP4, W4A16_NVFP4)"
         )
-    section = nested if isinstance(nested, dict) else raw
     size = section.get("group_size")
-    if size not in (None, found.group):
-        raise unsupported(f"{found.label} in groups of {size} (supported: {found.group})")
-    return found
+    if size not in (None, quantization.group):
+        group = quantization.group
+        raise unsupported(f"{quantization.label} in groups of {size} (supported: {group})")
+    return quantization
 
 
 def _gguf(raw: Mapping[str, Any], unsupported: Unsupported) -> Quantization:

@@ -21,6 +21,8 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": False, "desc_act": False}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 BLOCKS = {**FP8, "weight_block_size": [128, 128]}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+MXFP8 = {"quant_method": "modelopt", "quant_algo": "MXFP8"}
 INT8 = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
@@ -48,6 +50,8 @@ STORED: dict[str, dict[str, object]] = {
     "int8": {"quantization_config": INT8},
     "fp8": {"quantization_config": FP8, "torch_dtype": "bfloat16"},
     "fp8_blocks": {"quantization_config": BLOCKS, "torch_dtype": "bfloat16"},
+    "nvfp4": {"quantization_config": NVFP4, "torch_dtype": "bfloat16"},
+    "mxfp8": {"quantization_config": MXFP8, "torch_dtype": "bfloat16"},
     "gptq_order": {"quantization_config": {**GPTQ, "desc_act": True}},
 }
 """What config.json adds for each way to store the layers; empty: as trained, in bf16."""

@@ -9,6 +9,7 @@ from scripts.bench.cuda.speed import MetricsSnapshot, decode_rate, first_token_m
 
 FOUR_BITS = ("awq", "awq_64", "awq_32", "gptq", "gptq_order")
 EIGHT_BITS = ("fp8", "fp8_blocks")
+GROUPED_FLOATS = ("nvfp4", "mxfp8")
 ON_LOAD: dict[RoundedType, str] = {"fp8": "fp8", "int8": "int8", "int4": "awq"}
 """What --quantize makes, and what a checkpoint that is stored so has."""
 STREAMS = (1, 8, 32)
@@ -39,6 +40,18 @@ def eight_bits(results: MetricsSnapshot) -> None:
         results[f"{stored}_bs1_of_bf16"] = share = results[f"{stored}_bs1"] / results["bf16_bs1"]
         print(f"{stored}, 1 stream: {share:.2f} of bf16", flush=True)
         torch.cuda.empty_cache()
+
+
+def grouped_floats(results: MetricsSnapshot) -> None:
+    """nvfp4_bs*, mxfp8_bs* and their first tokens, beside those of AWQ and FP8."""
+    for stored, other in zip(GROUPED_FLOATS, ("awq", "fp8"), strict=True):
+        for name in (stored, other):
+            if f"{name}_bs1" not in results:
+                figures(name, results)
+                torch.cuda.empty_cache()
+        for figure in (*(f"bs{size}" for size in STREAMS), "ttft_ms_2048"):
+            share = results[f"{stored}_{figure}"] / results[f"{other}_{figure}"]
+            print(f"{stored} {figure}: {share:.3f} of {other}", flush=True)
 
 
 def rounded(results: MetricsSnapshot) -> None:

@@ -38,9 +38,15 @@ from scripts.bench.kernels.timing import (
     prepare_compiling,
     timed,
 )
-from tests.support import fp8_reference
+from tests.support import float_checkpoints, fp8_reference
 
-KINDS = {"row": w8_pack.e4m3_rows, "block": fp8_reference.e4m3_blocks, "whole": w8_pack.whole_rows}
+KINDS = {
+    "row": w8_pack.e4m3_rows,
+    "block": fp8_reference.e4m3_blocks,
+    "whole": w8_pack.whole_rows,
+    "mx": float_checkpoints.mx_weight,
+}
+LAYER_KINDS = ("row", "block", "mx")
 ROWS = (1, 4, 8, 16, 32, 64)
 MANY = (128, 512, 2048)
 WRONG = 1e-3
@@ -98,18 +104,19 @@ def report(
 def as_cut() -> Results:
     """Every kernel with its own config; the head compared with the bf16 one; many rows in both ways."""
     found: Results = {}
-    work = [(kind, *shape) for shape in SHAPES.values() for kind in ("row", "block")]
+    work = [(kind, *shape) for shape in SHAPES.values() for kind in LAYER_KINDS]
     work.append(("whole", VOCABULARY, HIDDEN))
     _compile_all([(kind, n, k, m, cut_of(m, n, k)) for kind, n, k in work for m in ROWS])
     for name, (n, k) in SHAPES.items():
-        for kind in ("row", "block"):
+        for kind in LAYER_KINDS:
             rotation = Rotation(kind, n, k)
             for m in ROWS:
                 config = cut_of(m, n, k)
                 us, off = rotation.time(m, config)
                 report(name, rotation, m, us, off, config)
                 found[f"{name}_{kind}_M{m}_us"] = us
-            found |= many(name, rotation)
+            if kind != "mx":  # its activations are never rounded
+                found |= many(name, rotation)
             del rotation
             torch.cuda.empty_cache()
     return found | head()
@@ -234,7 +241,10 @@ def _compile(job: Job) -> None:
     kind, n, k, m, config = job
     dtype = torch.uint8 if kind == "whole" else w8_pack.E4M3
     shape = (-(-n // 128), k // 128) if kind == "block" else (n,)
-    weight = W8(torch.empty(n, k, dtype=dtype, device=GPU), torch.empty(shape, device=GPU))
+    scales = torch.empty(shape, device=GPU)
+    if kind == "mx":
+        scales = torch.empty(n, k // 32, dtype=torch.uint8, device=GPU)
+    weight = W8(torch.empty(n, k, dtype=dtype, device=GPU), scales)
     x = torch.empty(m, k, device=GPU, dtype=torch.bfloat16)
     out = torch.empty(config.splits, m, n, device=GPU)
     with contextlib.suppress(triton.OutOfResources):

@@ -13,7 +13,7 @@ from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense, empt
 from localchat_cuda.kernels.int4.activations import Int8Rows, prepare
 from scripts.bench.kernels.timing import FLUSH_BYTES, GPU, SHAPES, Results, error, timed
 
-_TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q5_K")
+_TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q5_K", "NVFP4")
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 _ROOF = 4.8e12
 
@@ -24,6 +24,11 @@ def random_ggml(type_: str, n: int, k: int) -> GgmlTensor:
     for each in found.tensors:
         codes = each.view(torch.int8)
         codes.copy_(torch.randint(-128, 128, codes.shape, dtype=torch.int8, device=GPU))
+    if found.form.floats:
+        assert found.scales is not None
+        found.sides.copy_(torch.full_like(found.sides, 0x3838383838383838))  # scales of 1
+        found.scales.fill_(0.01 / k**0.5)
+        return found
     form, sides = found.form, found.sides if found.scales is None else found.scales
     numbers = sides.view(torch.float16)
     size = 0.01 / k**0.5 * (0.1 if form.factors else 1.0)

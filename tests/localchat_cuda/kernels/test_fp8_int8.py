@@ -17,18 +17,11 @@ from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_config import GemvConfig, W8TileConfig
 from tests.support import float_checkpoints, fp8_reference
 
-def mx_groups(weight: torch.Tensor) -> W8:
-    """Round a weight [N, K] to MXFP8, in groups that differ a thousandfold."""
-    n, k = weight.shape
-    spread = torch.logspace(-2, 1, k // 32).repeat_interleave(32)
-    return W8(*float_checkpoints.mxfp8_parts(weight * spread))
-
-
 KINDS = {
     "row": w8_pack.e4m3_rows,
     "block": fp8_reference.e4m3_blocks,
     "whole": w8_pack.whole_rows,
-    "mx": mx_groups,
+    "mx": float_checkpoints.mx_weight,
 }
 CODES = torch.arange(256).to(torch.uint8)
 NUMBERS = (CODES & 127) != 127

@@ -29,7 +29,7 @@ from tests.support.float_checkpoints import CONFIGS, SIDECAR, save_floats
 from tests.support.tiny_models import CPU, Stretch, Tiny, tokens_of
 
 LAYOUTS = sorted(CONFIGS)
-WIDE = {"hidden_size": 256, "intermediate_size": 384}
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384}
 NVFP4 = Quantization("nvfp4", 4, 16, symmetric=True)
 MXFP8 = Quantization("mxfp8", 8, 32, symmetric=True)
 
@@ -52,9 +52,7 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_every_layout_has_the_logits_of_its_weights(
-    kind: str, layout: str, tmp_path: Path
-) -> None:
+def test_every_layout_has_the_logits_of_its_weights(kind: str, layout: str, tmp_path: Path) -> None:
     model = made(layout, tmp_path, kind, **WIDE)
     tokens = tokens_of(21, 40)
     ours = Tiny(tmp_path, torch.float32)
@@ -172,10 +170,16 @@ def _changed(layout: str, **changes: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (_changed("nvfp4", group_size=32), "4 bits in groups of 32 .supported: 4 bits in groups of 16"),
+        (
+            _changed("nvfp4", group_size=32),
+            "4 bits in groups of 32 .supported: 4 bits in groups of 16",
+        ),
         (_changed("nvfp4", symmetric=False), "NVFP4 weights with zero points"),
         (_changed("mxfp8", num_bits=6), "6 bits in groups of 32"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "as NVFP4_AWQ .supported: FP8, MX"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"},
+            "as NVFP4_AWQ .supported: FP8, MX",
+        ),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "as MIXED_PRECISION"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "in groups of 32"),
         (
@@ -220,7 +224,12 @@ DOWN = "model.layers.0.mlp.down_proj"
     [
         ("nvfp4", "weight_global_scale", torch.zeros(1), "is 0.0. Expected a number above 0"),
         ("nvfp4", "weight_global_scale", torch.tensor([float("nan")]), "is nan"),
-        ("nvfp4", "weight_global_scale", torch.ones(2), r"has the shape \(2,\). Expected one number"),
+        (
+            "nvfp4",
+            "weight_global_scale",
+            torch.ones(2),
+            r"has the shape \(2,\). Expected one number",
+        ),
         ("nvfp4", "weight_global_scale", None, "lacks the tensor .*weight_global_scale"),
         ("nvfp4 modelopt", "weight_scale_2", torch.tensor(-1.0), "is -1.0"),
         (

@@ -28,7 +28,12 @@ _RUN = 1024
 def supports(weight: W8) -> bool:
     """Return whether the gemm supports the weight: both extents in 16s, whole blocks along K."""
     n, k = weight.codes.shape
-    return not weight.whole and not weight.mx and n % 16 == 0 and k % (BLOCK if weight.blocks else 16) == 0
+    return (
+        not weight.whole
+        and not weight.mx
+        and n % 16 == 0
+        and k % (BLOCK if weight.blocks else 16) == 0
+    )
 
 
 @triton.jit

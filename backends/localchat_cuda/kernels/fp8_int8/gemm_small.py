@@ -10,14 +10,14 @@ Letters: M rows, N output and K input features, S splits of K, G = K / 128.
 
 A sum over k does not depend on the order of k. A lane of `mma` holds four neighbours in k, then the
 four 16 further, and so on; here a lane loads 16 codes that are neighbours in memory in place of those,
-and loads x by the same rule: two loads of 16 bytes. With MXFP8 a lane loads 8 codes of each 32 columns. Rows are padded to 8, 16 or 32 by repeating valid ones,
-so that 1 to 8 rows cost the same.
+and loads x by the same rule: two loads of 16 bytes. Of MXFP8 a lane loads 8 codes of each 32 columns. Rows are
+padded to 8, 16 or 32 by repeating valid ones, so that 1 to 8 rows cost the same.
 
 One warp owns `blocks` times 16 output features and 128 input features at a time; the `warps` of a program take
 neighbouring parts of K and add up at the end. Grid (N / (16 * blocks), S). Row scales multiply the result,
-block scales the sum of each 128, those of MXFP8 the sum of each 32. Accumulation in fp32; the only rounding is that of x to its own type.
-With PDL the first chunk of weights is loaded before the kernel waits for x. Not supported: more than 32
-rows; tile_config.py chooses the variant for 9 to 32.
+block scales the sum of each 128, those of MXFP8 the sum of each 32. Accumulation in fp32; the only rounding is
+that of x to its own type. With PDL the first chunk of weights is loaded before the kernel waits for x. Not
+supported: more than 32 rows; tile_config.py chooses the variant for 9 to 32.
 """
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
@@ -89,7 +89,7 @@ def _right(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _load_group(codes, first, shape: tl.constexpr, WARPS: tl.constexpr):
-    """Load 16 rows x 32 columns for each warp, as `_load`: uint8 [WARPS * 512]."""
+    """Load 16 rows x 32 columns for each warp: uint8 [WARPS * 512]."""
     i = tl.arange(0, WARPS * 512)
     row = first + i // 32 % 8 + i // (256 * WARPS) * 8
     if shape.N % 16 != 0:
@@ -108,7 +108,7 @@ def _left_group(w, WARPS: tl.constexpr):
 
 @triton.jit
 def _right_group(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
-    """Load eight rows of x as a right operand [WARPS, 32, 8] in the same order of k."""
+    """Load eight rows of x in the same order of k: [WARPS, 32, 8]."""
     k = tl.arange(0, 32)
     m = (first + tl.arange(0, 8)) % M
     warp = tl.arange(0, WARPS)
@@ -119,7 +119,7 @@ def _right_group(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _words(scales, first, chunk, shape: tl.constexpr, WARPS: tl.constexpr):
-    """Load the exponents of 16 rows and 128 columns for each warp: int32 [WARPS, 16]."""
+    """Load the exponents of 16 rows x 128 columns for each warp: int32 [WARPS, 16]."""
     n = first + tl.arange(0, 16)[None, :]
     if shape.N % 16 != 0:
         n = tl.minimum(n, shape.N - 1)
@@ -128,7 +128,7 @@ def _words(scales, first, chunk, shape: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _mx_chunk(codes, scales, first, chunk, shape: tl.constexpr, tile: tl.constexpr):
-    """Load what a chunk of MXFP8 needs of each block: four groups of codes, and their exponents."""
+    """Load four groups of codes of each block, and their exponents."""
     BLOCKS: tl.constexpr = tile.blocks
     result = ()
     for b in tl.static_range(BLOCKS):

@@ -10,7 +10,8 @@ Letters: N output and K input features, G = K / 128.
 
 Codes become fp16, exactly, and products and sums are fp32: about three operations a weight, where the memory
 bandwidth of an H200 allows seven. Grid (N / rows of a program). Row scales multiply the result, block scales
-and those of MXFP8 sums of 16 columns. With PDL the first codes and their scales are loaded before the kernel waits for x.
+and those of MXFP8 sums of 16 columns. With PDL the first codes and their scales are loaded before the kernel
+waits for x.
 """
 
 import torch

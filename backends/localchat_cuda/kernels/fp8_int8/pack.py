@@ -69,13 +69,17 @@ class W8(NamedTuple):
 
     @property
     def words(self) -> torch.Tensor:
-        """Return the scales as kernels read them. MXFP8: int32 [N, G], four exponents each, the first lowest."""
-        return self.scales.view(torch.int32) if self.mx else self.scales
+        """Return the scales as kernels read them.
+
+        MXFP8: int32 [N, G], four exponents each, the first in the lowest byte."""
+        if self.mx:
+            return self.scales.view(torch.int32)
+        return self.scales
 
     def aligned(self) -> "W8":
-        """Return the weight with codes and scales that kernels can load 16 bytes at a time.
+        """Copy tensors that do not start at a multiple of 16 bytes.
 
-        A view into a file may start anywhere."""
+        Kernels load as many at a time, but a view into a file may start anywhere."""
         codes, scales = (
             tensor.clone() if tensor.data_ptr() % 16 else tensor
             for tensor in (self.codes, self.scales)

@@ -9,8 +9,8 @@ half a column block of those times factors; the numbers of a block are applied o
     y = sum_halves x_scale * (scale * sum_g factor_g * sum_k code * value
                               - minimum * sum_g least_g * sum_k value)
 
-So the error is that of rounding x to 16 bits (2.5e-5 on random x), and no weight is rounded. NVFP4's e4m3 scales
-multiply the sums over groups in fp32, and the numbers of its rows the result.
+So the error is that of rounding x to 16 bits (2.5e-5 on random x), and no weight is rounded. NVFP4's e4m3
+scales multiply the sums over groups in fp32, and the numbers of its rows the result.
 
     x       int8 [2M, K] and factors fp32 [K / 128, MQ, 16]: Int8Rows of int4/activations.py in groups of 16
     out     fp32 [S, M, C], of which N columns from `column` on are written; the norm as in int4/row_norm.py
@@ -194,9 +194,7 @@ def _add_group(
         elif form.MINIMUM:
             minimum = byte(four_numbers(loaded[FIRST], 1), group, form.ASM)
     elif form.FLOATS:
-        factor = e4m3_number(
-            byte(four_numbers(loaded[FIRST], group // 4), group % 4, form.ASM)
-        )
+        factor = e4m3_number(byte(four_numbers(loaded[FIRST], group // 4), group % 4, form.ASM))
     else:
         factor = half(four_numbers(loaded[FIRST], group // 2), group % 2)
         if form.MINIMUM:
@@ -395,9 +393,7 @@ def _add_apart(
                 sums += value.to(tl.float32) * (factor.to(tl.float32) * scale)
         elif form.FLOATS:
             packed = four_numbers(loaded[FIRST], j * D // 4)[:, :, None]
-            sums += value.to(tl.float32) * e4m3_number(
-                byte_of(packed, j * D % 4 + lane, form.ASM)
-            )
+            sums += value.to(tl.float32) * e4m3_number(byte_of(packed, j * D % 4 + lane, form.ASM))
         else:
             sums += value.to(tl.float32) * half_of(loaded[FIRST], j * D, lane, form.ASM)
             if form.MINIMUM:

@@ -166,8 +166,8 @@ def _weights(
 ):
     """Dequantize 32 columns j of half block h: [16 * TILES, 32] in fp16 (`HALF`), or exactly in fp32.
 
-    STORED: columns in the order in which they are stored, see `_tiles_kernel`. NVFP4 is exact in both, but has yet
-    to be multiplied by `row_numbers`."""
+    STORED: columns in the order in which they are stored, see `_tiles_kernel`. NVFP4 is exact in both, but
+    the caller has to multiply it by `row_numbers`."""
     PER: tl.constexpr = 32 // form.GROUP
     lower = _tile(weight.low, first, h, j, T, B, form.LOW, TILES)
     upper = lower

@@ -19,9 +19,9 @@ The highest bit of a code with an offset is stored inverted, which makes `code -
 row, all factors or scales of half a column block are a word, or two, so that a lane reads them at once.
 Rows and columns beyond the weight have scale and minimum 0.
 
-NVFP4 has e2m1 codes, an e4m3 scale for 16 columns, and an fp32 number for each row: (value * scale) * number, of
-which only the second product is rounded. Two bytes of a tile hold the four neighbors of a lane in the first 32
-columns, and two those in the second 32. So 16 bits select four values of a table at once:
+NVFP4 has e2m1 codes, an e4m3 scale for 16 columns, and an fp32 number for each row: (value * scale) * number,
+of which only the second product is rounded. Two bytes of a tile hold the four neighbors of a lane in the first
+32 columns, and two those in the second 32. So 16 bits select four values of a table at once:
 
     row % 8, quad, half, upper (row / 8), field (column / 32 % 2), pair, column % 2 (of four bits)
 """
@@ -66,8 +66,9 @@ class GgmlTensor(NamedTuple):
     """int64 or int32 [T, 2B, words, 16]: factors int8 of the groups, those of scales before those of minimums,
     or four bits each with codes of 2 bits; without factors fp16 scales, and in a second word minimums."""
     scales: torch.Tensor | None
-    """int32 [T, B, 16]: with factors, the fp16 number of scales in the lower half, of minimums above. NVFP4: fp32
-    [T, 16], the numbers of the rows."""
+    """int32 [T, B, 16]: with factors, the fp16 number of scales in the lower half, of minimums above.
+
+    NVFP4: fp32 [T, 16], the numbers of the rows."""
 
     @property
     def form(self) -> GgmlForm:
@@ -183,9 +184,9 @@ def pack_int8(
 
 
 def pack_nvfp4(codes: torch.Tensor, scales: torch.Tensor, number: torch.Tensor) -> GgmlTensor:
-    """Pack e2m1 codes uint8 [N, K / 2], two to a byte, e4m3 scales [N, K / 16] and one fp32 number; exact.
+    """Pack codes uint8 [N, K / 2], scales [N, K / 16] and one fp32 number; exact.
 
-    The low four bits of a byte come first. Scales have no sign bit.
+    A byte has two codes, the first in its lower bits. Scales are e4m3 without a sign.
     """
     n = codes.shape[0]
     k = 2 * codes.shape[1]
@@ -312,7 +313,7 @@ def _plane(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _plane_in_fields(values: torch.Tensor) -> torch.Tensor:
-    """Return `_plane` of codes of four bits with the fields of a byte in bytes of their own."""
+    """Return `_plane` of four bits with separate bytes for each field."""
     n, k = values.shape
     t = n // ROWS
     b = k // BLOCK

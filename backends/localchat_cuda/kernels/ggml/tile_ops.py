@@ -168,13 +168,14 @@ def _floats(low, part: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def e4m3_number(code):
-    """Convert unsigned e4m3 codes in int32 to fp32, times 2^-8. Fp16 has the same bits below the exponent."""
+    """Convert unsigned e4m3 codes in int32 to fp32, times 2^-8."""
+    # Shifted, a code is an fp16 number whose exponent has another bias. This includes subnormal numbers.
     return (code << 7).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def row_numbers(scales, tile, tiles, COUNT: tl.constexpr):
-    """Load the numbers of the rows of COUNT row tiles, times the 2^8 that `e4m3_number` leaves out."""
+    """Load the numbers of the rows of COUNT row tiles, times the 2^8 of `e4m3_number`."""
     row = tl.arange(0, 16 * COUNT)
     return tl.load(scales + tl.minimum(tile + row // 16, tiles - 1) * 16 + row % 16) * 256.0
 

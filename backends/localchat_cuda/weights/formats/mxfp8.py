@@ -1,4 +1,4 @@
-"""MXFP8: e4m3 codes with a power of two for 32 columns (e8m0), as compressed-tensors and ModelOpt write it.
+"""MXFP8 of compressed-tensors and ModelOpt: e4m3 codes with a power of two (e8m0) for 32 columns.
 
 Letters: N output and K input features.
 

@@ -3,14 +3,14 @@
 Letters: N output and K input features.
 
     compressed-tensors (nvfp4-pack-quantized)   ModelOpt (NVFP4)
-    weight_packed        uint8 [N, K/2]         weight           two columns in a byte, the first in the low bits
+    weight_packed        uint8 [N, K/2]         weight           two columns in a byte, the first lowest
     weight_scale         e4m3 [N, K/16]         weight_scale
     weight_global_scale  fp32 [1]               weight_scale_2   fp32, one number
 
     w = e2m1(code) * weight_scale * weight_scale_2 = e2m1(code) * weight_scale / weight_global_scale
 
-So the two numbers are inverses of each other. Static scales of activations (input_scale, input_global_scale) are not
-read, because activations stay floating here. NVIDIA, 2025 (arXiv 2509.25149).
+So the two numbers are inverses of each other. Static scales of activations (input_scale, input_global_scale)
+are not read, because activations stay floating here. NVIDIA, 2025 (arXiv 2509.25149).
 """
 
 import torch
