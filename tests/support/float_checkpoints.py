@@ -85,23 +85,21 @@ def e4m3(code: int) -> float:
     return -magnitude if code & 128 else magnitude
 
 
+_E2M1 = torch.tensor([e2m1(code) for code in range(16)], dtype=torch.float64)
+_E4M3 = torch.tensor([e4m3(code) for code in range(256)], dtype=torch.float64)
+
+
 def nvfp4_values(packed: torch.Tensor, scales: torch.Tensor, number: float) -> torch.Tensor:
     """Return the weight fp64 [N, K] of codes [N, K/2], e4m3 scales [N, K/16], and the number of the layer."""
-    rows = []
-    for codes, row_scales in zip(packed.tolist(), scales.view(torch.uint8).tolist(), strict=True):
-        values = [e2m1(code) for byte in codes for code in (byte & 15, byte >> 4)]
-        rows.append([value * e4m3(row_scales[k // 16]) * number for k, value in enumerate(values)])
-    return torch.tensor(rows, dtype=torch.float64)
+    codes = torch.stack((packed & 15, packed >> 4), 2).flatten(1)
+    wide = _E4M3[scales.view(torch.uint8).long()].repeat_interleave(16, 1)
+    return _E2M1[codes.long()] * wide * number
 
 
 def mxfp8_values(codes: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """Return the weight fp64 [N, K] of e4m3 codes [N, K] and e8m0 exponents [N, K/32]."""
-    pairs = zip(codes.view(torch.uint8).tolist(), exponents.tolist(), strict=True)
-    rows = [
-        [e4m3(code) * 2.0 ** (powers[k // 32] - 127) for k, code in enumerate(row)]
-        for row, powers in pairs
-    ]
-    return torch.tensor(rows, dtype=torch.float64)
+    powers = torch.exp2(exponents.double() - 127).repeat_interleave(32, 1)
+    return _E4M3[codes.view(torch.uint8).long()] * powers
 
 
 def nvfp4_parts(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -111,7 +109,7 @@ def nvfp4_parts(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
     runs = weight.float().view(n, k // 16, 16)
     scales = (runs.abs().amax(2) / _E2M1_LARGEST / number).to(torch.float8_e4m3fn)
     steps = (scales.float() * number).clamp_min(1e-30)
-    table = torch.tensor([e2m1(code) for code in range(16)], device=weight.device)
+    table = _E2M1.float().to(weight.device)
     distances = ((runs / steps[..., None])[..., None] - table).abs()
     codes = distances.argmin(-1).view(n, k // 2, 2)
     packed = (codes[..., 0] | codes[..., 1] << 4).to(torch.uint8)

@@ -81,7 +81,7 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 
 def floating_bytes(tensor: Tensor, float_bytes: int) -> int:
     """Return the bytes of a loaded tensor: `float_bytes` per floating number, other types as stored."""
-    if tensor.dtype in _FLOATING:
+    if is_floating(tensor):
         return prod(tensor.shape) * float_bytes
     return tensor.size_bytes
 
@@ -250,6 +250,19 @@ class Quantization:
         if tensor.name.endswith("_bias"):
             return experts * rows * float_bytes
         return self.linear_bytes(experts * rows, tensor.shape[2] * PACKED_GROUPS[-1])
+
+
+def quantized_head(prefix: str) -> ModelInvalid:
+    """Return the error for a head in codes, for which no gemm exists."""
+    return ModelInvalid(
+        f"{prefix} is quantized like the layers, and only a floating head can be loaded.",
+        hint="Use a checkpoint whose head is not quantized, or a GGUF file.",
+    )
+
+
+def is_floating(tensor: Tensor) -> bool:
+    """Return True for a tensor of floating numbers, which are not codes."""
+    return tensor.dtype in _FLOATING
 
 
 def padded(columns: int) -> int:

@@ -15,7 +15,9 @@ from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.config.gguf import config_of, loaded_header, tokenizer_kind
 from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_config
+from localchat_cuda.config.quantization import is_floating, quantized_head
 from localchat_cuda.config.reader import parse_config
+from localchat_cuda.config.tensor_names import canonical_name
 from localchat_cuda.environment import choose_gpu
 from localchat_cuda.plan.draft_plan import read_draft
 from localchat_cuda.plan.rank_plan import RankLoad, usable_gpus
@@ -128,12 +130,30 @@ def _parsed(model: ModelSummary) -> tuple[ModelConfig, tuple[SafetensorsHeader, 
 
 
 def _check_layers(model: Checkpoint, config: ModelConfig) -> None:
-    """Raise ModelInvalid for the first quantized layer whose shape no kernel supports."""
+    """Raise ModelInvalid for the first quantized layer without a kernel."""
     if config.quantization is None:
         return
+    _check_head(model, config)
     for header in model.headers:
         for tensor in header.tensors:
             if why := config.quantization.objection(tensor):
                 raise ModelInvalid(
                     f"{why}.", hint="Take another quantization of the model, or a GGUF."
                 )
+
+
+def _check_head(model: Checkpoint, config: ModelConfig) -> None:
+    """Raise ModelInvalid for a head that is stored in codes alone."""
+    head = config.family.names.head
+    prefix = head.removesuffix(".weight")
+    tensors = [
+        tensor
+        for header in model.headers
+        for tensor in header.tensors
+        if canonical_name(tensor.name).startswith(f"{prefix}.")
+    ]
+    has_floating = any(
+        canonical_name(tensor.name) == head and is_floating(tensor) for tensor in tensors
+    )
+    if tensors and not has_floating and not config.tied:
+        raise quantized_head(prefix)

@@ -15,6 +15,7 @@ from localchat.errors import EngineClosed, ModelInvalid
 from localchat_cuda.architectures.names import Names
 from localchat_cuda.config.mixture import Mixture
 from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.quantization import quantized_head
 from localchat_cuda.config.tensor_names import is_in_layers
 from localchat_cuda.kernels.delta_net import DeltaNetWeights
 from localchat_cuda.kernels.experts import Experts, Router
@@ -125,10 +126,7 @@ class Loader:
         if self.format.holds(prefix) and (
             self._names_alike() or not self.target.source.has(self.names.head)
         ):
-            raise ModelInvalid(
-                f"{prefix} is quantized like the layers, and only a floating head can be loaded.",
-                hint="Use a checkpoint whose head is not quantized, or a GGUF file.",
-            )
+            raise quantized_head(prefix)
 
     def _names_alike(self) -> bool:
         """Return True if codes are stored under the names of floating weights."""

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from localchat.errors import ModelInvalid
-from localchat.model_files.checkpoint import Checkpoint
+from localchat.model_files.checkpoint import Checkpoint, read_checkpoint
 from localchat.model_files.safetensors import Tensor, read_safetensors
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.quantization import Quantization
@@ -62,12 +62,11 @@ def test_every_layout_has_the_logits_of_its_weights(kind: str, layout: str, tmp_
 
 
 @pytest.mark.parametrize("layout", ["nvfp4", "mxfp8"])
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("kind", "dtype"), [("llama", torch.float16), ("qwen2", torch.float32)])
 def test_kernels_have_the_logits_of_the_weights(
-    dtype: torch.dtype, kind: str, layout: str, tmp_path: Path
+    kind: str, dtype: torch.dtype, layout: str, tmp_path: Path
 ) -> None:
-    model = made(layout, tmp_path, kind)
+    model = made(layout, tmp_path, kind, num_hidden_layers=1)
     tokens = tokens_of(22, 19)
     ours = Tiny(tmp_path, dtype, kernels=True)
     found = torch.cat(
@@ -143,6 +142,13 @@ def test_configs_name_the_format(layout: str) -> None:
     assert not config.packed
     assert not config.fp8_activations
     assert config.quantization.label == layout[:5].upper()
+
+
+def test_a_config_may_state_the_format_for_each_group() -> None:
+    config = CONFIGS["nvfp4"]
+    group = {**config["config_groups"]["group_0"], "format": "nvfp4-pack-quantized"}
+    mixed = {**config, "format": "mixed-precision", "config_groups": {"group_0": group}}
+    assert config_with(mixed).quantization == NVFP4
 
 
 def test_modelopt_may_have_its_config_in_a_separate_file(tmp_path: Path) -> None:
@@ -273,3 +279,4 @@ def test_a_head_of_codes_is_refused(layout: str, tmp_path: Path) -> None:
     safetensors.torch.save_file(tensors, path)
     with pytest.raises(ModelInvalid, match="lm_head is quantized like the layers"):
         Tiny(tmp_path, torch.float32)
+    assert preflight.objection(read_checkpoint(tmp_path)).startswith("lm_head is quantized like")

@@ -9,11 +9,13 @@ import safetensors.torch
 import torch
 
 from localchat.errors import ModelInvalid
+from localchat.model_files.checkpoint import read_checkpoint
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import parse_config, read_config
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
+from localchat_cuda.plan import preflight
 from localchat_cuda.plan.weight_sizes import dummy_bytes, weights_bytes
 from localchat_cuda.weights.formats.weight import concat_rows
 from localchat_cuda.weights.loader import load
@@ -113,6 +115,7 @@ def test_a_head_of_codes_is_refused(tmp_path: Path) -> None:
     safetensors.torch.save_file(tensors, path)
     with pytest.raises(ModelInvalid, match="lm_head is quantized like the layers"):
         Tiny(tmp_path, torch.float32)
+    assert preflight.objection(read_checkpoint(tmp_path)).startswith("lm_head is quantized like")
 
 
 @pytest.mark.parametrize("layout", ["channel", "deepseek"])

@@ -307,9 +307,11 @@ def check(x: torch.Tensor, weight: W8, out: torch.Tensor, splits: int, *, max_ro
         raise ValueError(f"x: 1 to {max_rows} rows wanted, {m} given")
     if k % BLOCK:
         raise ValueError(f"weight.codes: input features in {BLOCK}s wanted, {k} given")
-    scale_shape: tuple[int, ...] = (-(-n // BLOCK), k // BLOCK) if weight.blocks else (n,)
+    scale_shape: tuple[int, ...] = (n,)
     scale_dtype = torch.float32
-    if weight.mx:
+    if weight.blocks:
+        scale_shape = -(-n // BLOCK), k // BLOCK
+    elif weight.mx:
         scale_shape = n, k // MX_GROUP
         scale_dtype = torch.uint8
     require("x", x, (m, k), FLOATS, device)

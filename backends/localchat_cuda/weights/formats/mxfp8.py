@@ -1,4 +1,4 @@
-"""MXFP8 of compressed-tensors and ModelOpt: e4m3 codes with a power of two (e8m0) for 32 columns.
+"""MXFP8 format: e4m3 codes with a power of two (e8m0) for 32 columns.
 
 Letters: N output and K input features.
 
