@@ -41,6 +41,7 @@ from tests.support.compile_ahead_steps import (
     random_shapes,
 )
 from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
+from tests.support.float_checkpoints import CONFIGS as CODES
 from tests.support.hub_configs import CONFIGS
 
 HOPPER, AMPERE, NEWER = Traits.of((9, 0), 132), Traits.of((8, 6), 82), Traits.of((12, 0), 170)
@@ -286,12 +287,13 @@ def test_triton_reads_the_kernels_of_every_format(tmp_path: Path) -> None:
     raw = {**TINY, "intermediate_size": 256}
     formats = tuple(tuple((name, type_) for name in LINEARS) for type_ in GGUF_FORMS)
     gguf = job_of({**raw, "quantization_config": GGUF}, HOPPER, slots=8, context=600)
-    # The one format that no GGUF file has: 8 bits with zeros.
+    # The formats that no GGUF file has: 8 bits with zeros, and NVFP4.
     with_zeros = {**GPTQ, "bits": 8, "sym": False}
     int8 = job_of({**raw, "quantization_config": with_zeros}, HOPPER, slots=8, context=600)
+    nvfp4 = job_of({**raw, "quantization_config": CODES["nvfp4"]}, HOPPER, slots=8, context=600)
     read = Counter[str]()
     # Numbers of rows add branches that are the same in all formats: one format is read with all of them.
-    for job, few in ((gguf._replace(formats=formats), True), (int8, False)):
+    for job, few in ((gguf._replace(formats=formats), True), (int8, False), (nvfp4, False)):
         counts, failed = json.loads(child(["-c", READ], (job, "ggml", few), tmp_path))
         assert not failed
         read.update(counts)
@@ -299,6 +301,15 @@ def test_triton_reads_the_kernels_of_every_format(tmp_path: Path) -> None:
     assert read["_tiles_kernel"] >= len(FORMS)
     assert read["_dequantize_kernel"] >= len(FORMS)
     assert read["_prepare_kernel"] > 4
+
+
+def test_triton_reads_the_kernels_of_mxfp8(tmp_path: Path) -> None:
+    raw = {**TINY, "quantization_config": CODES["mxfp8"]}
+    job = job_of(raw, HOPPER, slots=20, context=300)
+    read, failed = json.loads(child(["-c", READ], (job, "fp8_int8", False), tmp_path))
+    assert not failed
+    for kernel in ("_gemv_kernel", "_small_kernel", "_tiled_kernel", "_dequantize_kernel"):
+        assert read.get(kernel), kernel
 
 
 @pytest.mark.parametrize("stored", [{}, {"quantization_config": AWQ}], ids=["bf16", "awq"])
