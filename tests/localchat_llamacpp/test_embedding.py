@@ -137,6 +137,8 @@ def test_backend_takes_embedding_models_and_no_rerankers(tmp_path: Path) -> None
         path = write_bert(tmp_path / f"{pooling.name}.gguf", pooling=pooling)
         objections.append(LlamaCppBackend().objection(read_shape(path)))
     assert objections == ["", "it is a reranker, which scores texts and writes none"]
+    reranker = describe_gguf(read_header(tmp_path / "RANK.gguf"))
+    assert (reranker.abilities, reranker.can) == (frozenset(), ())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from localchat.fit.memory_plan import CacheSpec, kv_layer_bytes, kv_types
-from localchat.model_files.architecture import ENCODERS, ModelShape, model_shape, pooling_of
+from localchat.model_files.architecture import ENCODERS, RANK, ModelShape, model_shape, pooling_of
 from localchat.model_files.gguf import Array, Header
 from localchat.model_files.projector import Projector, find_projector
 from localchat.units import size, tokens
@@ -31,11 +31,10 @@ _MIDDLE_TOKENS: Final = frozenset(
 )
 """Tokens that llama.cpp uses for the middle if the header names none."""
 
-Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding", "rerank"]
+Ability: TypeAlias = Literal["chat", "tools", "thinking", "infill", "embedding"]
 """Abilities that programs ask for. `embedding` excludes the others."""
 
 _EMBEDDING_CAN: Final = ("It gives embeddings: a vector of numbers for each text.",)
-_RERANK_CAN: Final = ("It scores texts for a query, at /v1/rerank.",)
 _READS_TEXT: Final = "It reads no images and hears no sound here."
 _EMBEDDING_CANNOT: Final = (
     _READS_TEXT,
@@ -88,9 +87,12 @@ def describe_gguf(header: Header) -> ModelDescription:
         can = (*can, _reading(projector))
         cannot = tuple(sentence for sentence in cannot if sentence != _READS_TEXT)
     if pooling := pooling_of(header):
-        ranks = pooling == "rank"
-        abilities = frozenset({"rerank" if ranks else "embedding"})
-        can = _RERANK_CAN if ranks else _EMBEDDING_CAN
+        # The backend objects to a reranker, so nothing is listed that it can do.
+        abilities = frozenset()
+        can = ()
+        if pooling != RANK:
+            abilities = frozenset({"embedding"})
+            can = _EMBEDDING_CAN
         cannot = _EMBEDDING_CANNOT
         more = ()
         less = ()
