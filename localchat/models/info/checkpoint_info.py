@@ -26,12 +26,6 @@ _COMPANIONS: Final = (
 )
 """Tensors that accompany quantized weights but contain no weights."""
 _LICENCE: Final = re.compile(r"^license(?:_name)?:[ \t]*['\"]?([\w .+-]{1,80}?)['\"]?[ \t]*$", re.M)
-_HALF: Final = 2
-_FULL_ATTENTION_INTERVAL: Final = 4
-"""Interval of Qwen3-Next and Qwen3.5, if their config omits it."""
-_STATE_KINDS: Final = ("linear_attention", "mamba", "conv", "M")
-_FEED_KINDS: Final = ("mlp", "moe", "-", "E")
-"""Layers without keys: with a running state, or with a feed-forward part alone."""
 
 
 def describe_checkpoint(
@@ -44,21 +38,15 @@ def describe_checkpoint(
     templates = checkpoint_templates(folder)
     abilities = abilities_of(templates, infill=vocabulary and _fills_in(folder))
     can, cannot = sentences_of(abilities, templates)
-    kinds = _layer_kinds(model)
-    with_states = sum(kind in _STATE_KINDS for kind in kinds)
-    with_keys = sum(kind not in (*_STATE_KINDS, *_FEED_KINDS) for kind in kinds)
     return ModelDescription(
         architecture=model.architecture,
         parameters=sum(_numbers(tensor, _bits(model)) for tensor in _tensors(model)),
         quantization=model.quantization,
         context_tokens=model.context_train,
-        layers=model.number("num_hidden_layers") or len(kinds),
+        layers=model.number("num_hidden_layers"),
         vocab_size=model.number("vocab_size") or _rows(model, "embed_tokens.weight"),
         license=_license(folder),
         templates=templates,
-        kv_bytes_per_token=2 * _HALF * with_keys * _key_width(model),
-        kv_types=(),
-        state_bytes=with_states * _state_bytes(model),
         abilities=abilities,
         can=can,
         cannot=cannot,
@@ -166,52 +154,6 @@ def _bits(model: Checkpoint) -> int:
         *(item.get("num_bits") for item in weights if isinstance(item, dict)),
     ]
     return next((item for item in named if isinstance(item, int) and 1 <= item <= 16), 4)
-
-
-def _layer_kinds(model: Checkpoint) -> list[str]:
-    """Return the kind of each layer by its name in the config."""
-    text = model.config.get("text_config")
-    config = {**model.config, **(text if isinstance(text, Mapping) else {})}
-    for field in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
-        kinds = config.get(field)
-        if isinstance(kinds, list | str):
-            return [str(kind) for kind in kinds]
-    layers = model.number("num_hidden_layers")
-    attention = config.get("full_attn_idxs")
-    if isinstance(attention, list):
-        return ["attention" if layer in attention else "conv" for layer in range(layers)]
-    interval = layers + 1
-    if model.number("linear_num_value_heads"):
-        interval = model.number("full_attention_interval") or _FULL_ATTENTION_INTERVAL
-    kinds = ("attention", "linear_attention")
-    return [kinds[interval <= layers and (layer + 1) % interval != 0] for layer in range(layers)]
-
-
-def _state_bytes(model: Checkpoint) -> int:
-    """Return the bytes of a state in one layer: fp32 matrices, and the convolution's 16-bit inputs."""
-
-    def number(*names: str) -> int:
-        return next((value for value in map(model.number, names) if value), 0)
-
-    if taps := number("conv_L_cache"):
-        return (taps - 1) * _HALF * number("hidden_size")
-    heads = number("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads")
-    groups = number("linear_num_key_heads", "mamba_n_groups", "n_groups")
-    key = number("linear_key_head_dim", "mamba_d_state", "ssm_state_size")
-    value = number("linear_value_head_dim", "mamba_d_head", "mamba_head_dim")
-    if heads and not value:
-        value = number("mamba_expand") * number("hidden_size") // heads
-    return 4 * heads * key * value + 3 * _HALF * (2 * groups * key + heads * value)
-
-
-def _key_width(model: Checkpoint) -> int:
-    """Return the numbers of one token's keys in a layer. 0 if nothing states it."""
-    heads = model.number("num_key_value_heads") or model.number("num_attention_heads")
-    attention = model.number("num_attention_heads")
-    head = model.number("head_dim")
-    if not head and attention:
-        head = model.number("hidden_size") // attention
-    return heads * head or _rows(model, "self_attn.k_proj.weight")
 
 
 def _rows(model: Checkpoint, name: str) -> int:

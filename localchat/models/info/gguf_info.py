@@ -62,11 +62,6 @@ class ModelDescription:
     """License as the file names it. Empty if it names none."""
     templates: Mapping[str, str]
     """Chat templates by name, `default` first."""
-    kv_bytes_per_token: int
-    """KV bytes of all layers in f16."""
-    kv_types: tuple[str, ...]
-    state_bytes: int
-    """State of recurrent layers per conversation."""
     abilities: frozenset[Ability]
     can: tuple[str, ...]
     """Sentences about abilities."""
@@ -74,6 +69,11 @@ class ModelDescription:
     """Sentences about limits."""
     attention: str = ""
     """Kind of attention, with the ratio of heads."""
+    kv_bytes_per_token: int | None = None
+    """KV bytes of all layers in f16. None for a checkpoint, whose planner alone knows the layers."""
+    kv_types: tuple[str, ...] = ()
+    state_bytes: int | None = None
+    """State of recurrent layers per conversation. None for a checkpoint."""
 
 
 def describe_gguf(header: Header) -> ModelDescription:
