@@ -19,20 +19,19 @@ from localchat.measure.client import RequestSample
 from localchat.metrics import acceptance
 
 
-class Percentiles(msgspec.Struct, frozen=True, omit_defaults=True):
+class Percentiles(msgspec.Struct, frozen=True):
     """Distribution of a time, in milliseconds."""
 
     p50: float
     p90: float
     p99: float
     mean: float
-    count: int = 0
-    """Number of values; 0 in records from before it was stored."""
-    p95: float = 0.0
-    """0 in old records."""
-    low: float = 0.0
+    count: int
+    """Number of values."""
+    p95: float
+    low: float
     """Smallest value."""
-    high: float = 0.0
+    high: float
     """Largest value."""
 
 
@@ -69,7 +68,7 @@ class DisruptionFigures(msgspec.Struct, frozen=True):
 class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """All figures of one point. None stands for a figure that the server does not report.
 
-    Size: each field is a column of the tables or a key of the stored files.
+    Size: each field is a column of the tables or a key of `--json`.
     """
 
     requests: int
@@ -88,7 +87,7 @@ class PointFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     tpot_ms: Percentiles | None = None
     gap_ms: Percentiles | None = None
     e2el_ms: Percentiles | None = None
-    """Time from the request to its last text; None in old records."""
+    """Time from the request to its last text."""
     good_requests_per_s: float | None = None
     """Requests per second that met the target."""
     good_share: float | None = None

@@ -162,7 +162,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def without_prompts(spec: SweepSpec) -> SweepSpec:
-    """Return the spec as it is stored, without the user's own texts."""
+    """Return the spec as `--json` prints it, without the user's own texts."""
     shapes = tuple(replace(shape, prompts=()) for shape in spec.shapes)
     return msgspec.structs.replace(spec, shapes=shapes)
 
@@ -314,7 +314,7 @@ def _shortened(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short_properties(properties: Mapping[str, object]) -> dict[str, Any]:
-    """Select the properties worth storing. Templates and others are too long."""
+    """Select the properties worth printing. Templates and others are too long."""
     selected: dict[str, Any] = {
         name: properties[name] for name in _PROPERTIES if name in properties
     }

@@ -27,8 +27,8 @@ def point(rate: float, clients: int = 1, *, variant: str = "m", round_: int = 0)
         requests_per_s=rate / 200,
         prompt_tokens=200,
         completion_tokens=200,
-        ttft_ms=Percentiles(40, 60, 80, 45, count=200, p95=60),
-        tpot_ms=Percentiles(10, 12, 15, 11, count=200, p95=12),
+        ttft_ms=Percentiles(40, 60, 80, 45, count=200, p95=60, low=30, high=90),
+        tpot_ms=Percentiles(10, 12, 15, 11, count=200, p95=12, low=9, high=20),
     )
     return Point(PointKey(variant, "chat", clients), round_, found)
 

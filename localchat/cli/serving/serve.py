@@ -29,8 +29,7 @@ _PORT = 8114
 """Default port. It differs from 11434, which web pages may attack."""
 
 _EDITOR_S = 2 * 3600
-"""Time that a model stays loaded for an editor without a request: longer than most breaks."""
-"""Keep-alive of a model that completes code, as long as a working day."""
+"""Keep-alive of a model that completes code for an editor: longer than most breaks."""
 
 
 @click.command("serve")

@@ -71,7 +71,6 @@ class RemoteEngine:
         self._now = MetricsSnapshot(phase="decode")
         self._calls: set[OpenCall] = set()
         self._finished = 0
-        self._reported = ""
         self._dialect = Dialect(self._client.base, notify)
         self._answered = False
         self._closed = threading.Event()
@@ -151,8 +150,6 @@ class RemoteEngine:
         # The context in use takes precedence over the trained context.
         contexts = (count(meta.get("n_ctx")), *(count(entry.get(key)) for key in keys))
         context = next(filter(None, contexts), 0)
-        with self._lock:
-            reported = self._reported
         return EngineInfo(
             model=self._model(),
             path=self._client.base,
@@ -171,7 +168,7 @@ class RemoteEngine:
             actual_bytes=0,
             loaded=True,
             safe_mode=False,
-            why=f"{self._client.base} answers; times are measured here{reported}",
+            why=f"{self._client.base} answers; times are measured here",
             fingerprint="",
             warning="" if context else "the server does not report the length of its context",
             media=_media(entry),
@@ -288,11 +285,7 @@ class RemoteEngine:
                     self._send(answer, stream, events)
                 if answer.complete:
                     break
-        last_events = list(answer.end(time.perf_counter()))
-        with self._lock:
-            summary = answer.timings.summary
-            self._reported = f"; measured there: {summary}" if summary else ""
-        self._send(answer, stream, last_events)
+        self._send(answer, stream, answer.end(time.perf_counter()))
 
     def _object(self, response: httpx2.Response) -> dict[str, Any]:
         """Return the complete answer of a server that does not stream."""

@@ -72,11 +72,6 @@ class ResponseStream:
         """Whether part of the answer was received. Heartbeats, roles and empty pieces do not count."""
         return bool(self._times)
 
-    @property
-    def timings(self) -> ServerTimings:
-        """Values that the server reported."""
-        return self._timings
-
     def shorten_answer(self, error: LocalchatError) -> bool:
         """Limit the answer to the room that the server reported. Return whether that helps.
 

@@ -6,7 +6,7 @@ Unreported values stay unknown.
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from localchat import metrics, units
+from localchat import metrics
 from localchat.engine.events import Speculation
 
 _NOT_REPORTED: Final = Speculation(off=metrics.NOT_REPORTED)
@@ -22,9 +22,7 @@ class ServerTimings:
     reasoning_tokens: int = 0
     load_s: float = 0.0
     queue_s: float = 0.0
-    ttft_s: float | None = None
     prefill_tokens_per_s: float | None = None
-    decode_tokens_per_s: float | None = None
     kv_used_tokens: int = 0
     kv_total_tokens: int = 0
     speculation: Speculation = _NOT_REPORTED
@@ -41,16 +39,6 @@ class ServerTimings:
         if isinstance(usage := chunk.get("usage"), dict):
             timings = _usage(timings, usage)
         return timings
-
-    @property
-    def summary(self) -> str:
-        """The server's own times as text, empty if it reported none."""
-        parts = []
-        if self.ttft_s is not None:
-            parts.append(f"TTFT {units.decimal(self.ttft_s, 2)} s")
-        if self.decode_tokens_per_s is not None:
-            parts.append(f"{units.decimal(self.decode_tokens_per_s, 1)} tok/s")
-        return " · ".join(parts)
 
 
 def count(value: object) -> int:
@@ -91,15 +79,12 @@ def _from_llamacpp(timings: ServerTimings, reported: dict[str, Any]) -> ServerTi
     cached = count(reported.get("cache_n"))
     drafted = count(reported.get("draft_n"))
     off = "" if "draft_n" in reported else metrics.NOT_REPORTED
-    prompt_ms = _time(reported.get("prompt_ms"))
     return replace(
         timings,
         prompt_tokens=timings.prompt_tokens or cached + count(reported.get("prompt_n")),
         cached_tokens=timings.cached_tokens or cached,
         completion_tokens=timings.completion_tokens or count(reported.get("predicted_n")),
-        ttft_s=None if prompt_ms is None else prompt_ms / 1e3,
         prefill_tokens_per_s=_time(reported.get("prompt_per_second")) or None,
-        decode_tokens_per_s=_time(reported.get("predicted_per_second")) or None,
         speculation=Speculation(drafted, count(reported.get("draft_n_accepted")), off=off),
     )
 
@@ -111,9 +96,7 @@ def _from_localchat(timings: ServerTimings, reported: dict[str, Any]) -> ServerT
         timings,
         load_s=_time(reported.get("load_s")) or 0.0,
         queue_s=_time(reported.get("queue_s")) or 0.0,
-        ttft_s=_time(reported.get("ttft_s")),
         prefill_tokens_per_s=_time(reported.get("prefill_tokens_per_s")),
-        decode_tokens_per_s=_time(reported.get("decode_tokens_per_s")),
         kv_used_tokens=count(reported.get("kv_used_tokens")),
         kv_total_tokens=count(reported.get("kv_total_tokens")),
         speculation=Speculation(

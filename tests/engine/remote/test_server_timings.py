@@ -94,14 +94,12 @@ def test_timings_of_llama_server_are_taken_over(opened: Open) -> None:
     assert done.usage.completion_tokens == 2
     assert done.timings.prefill_tokens_per_s == 200.0
     assert done.speculation == Speculation(6, 4)
-    assert engine.info().why.endswith("measured there: TTFT 0.05 s · 33.0 tok/s")
 
 
 def test_only_a_localchat_server_is_asked_for_timings(opened: Open) -> None:
     timings: dict[str, Any] = {
         "queue_s": 0.5,
         "ttft_s": 1.5,
-        "decode_tokens_per_s": 60.0,
         "kv_used_tokens": 12,
         "kv_total_tokens": 4096,
         "drafted": 8,
@@ -122,7 +120,6 @@ def test_only_a_localchat_server_is_asked_for_timings(opened: Open) -> None:
     assert (done.kv_used_tokens, done.kv_total_tokens, done.fingerprint) == (12, 4096, "abc")
     assert (done.timings.queue_s, done.speculation) == (0.5, Speculation(8, 3))
     assert done.timings.ttft_s != 1.5, "that is measured here"
-    assert "measured there: TTFT 1.50 s · 60.0 tok/s" in engine.info().why
     other, strange = opened(lambda one: one.stream(piece("stop", content="a")))
     events(other)
     assert "timings" not in strange.seen[-1][1]
