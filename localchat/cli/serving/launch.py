@@ -14,7 +14,7 @@ import click
 
 from localchat.cli.context import AppContext, app_context
 from localchat.cli.options import complete_model, load_flags
-from localchat.cli.output import print_json, print_lines, table
+from localchat.cli.output import print_lines, table
 from localchat.cli.serving.agent_programs import KEY_VARIABLE, PROGRAMS, Program, ServedModel
 from localchat.cli.signals import left_to_program, terminate_gracefully
 from localchat.errors import DoesNotFit, EngineDied, LocalchatError, UsageError
@@ -53,14 +53,12 @@ _EXIT_S: Final = 10.0
     help="Use the model of a running `localchat serve`. Default: on.",
 )
 @load_flags
-@click.option("--json", "as_json", is_flag=True, help="List the programs as JSON.")
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
     program_name: str | None,
     arguments: tuple[str, ...],
-    as_json: bool,
     **_: object,
 ) -> int:
     """Start a coding agent on a model of this machine.
@@ -72,7 +70,7 @@ def command(
     """
     app = app_context(ctx)
     if program_name is None:
-        _list_programs(app, as_json=as_json)
+        _list_programs(app)
         return 0
     program = PROGRAMS[program_name]
     executable = _executable(program, app.environ)
@@ -95,21 +93,8 @@ def _executable(program: Program, environ: Mapping[str, str]) -> str | None:
     return shutil.which(program.name, path=environ.get("PATH"))
 
 
-def _list_programs(app: AppContext, *, as_json: bool) -> None:
+def _list_programs(app: AppContext) -> None:
     """Print the programs, where they are, and what they need."""
-    if as_json:
-        records = [
-            {
-                "name": program.name,
-                "title": program.title,
-                "path": _executable(program, app.environ),
-                "install": program.install,
-                "min_context_tokens": program.min_context,
-            }
-            for program in PROGRAMS.values()
-        ]
-        print_json(app.environ, records)
-        return
     rows = []
     for program in PROGRAMS.values():
         path = _executable(program, app.environ)
