@@ -162,7 +162,7 @@ def _cpu_quota(folder: Path) -> float:
         share = int(quota) / int(period)
     except (ValueError, ZeroDivisionError):  # "max": no quota
         return 0.0
-    return share if share > 0 else 0.0
+    return max(share, 0.0)
 
 
 def _inactive_file(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Formats memory plans and backend choices as sentences and bars. Nothing here prints."""
+"""Formats memory plans and backend choices as sentences. Nothing here prints."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -8,56 +8,9 @@ from localchat.units import counted, size, tokens
 if TYPE_CHECKING:
     from localchat.fit.memory_plan import MemoryPlan
 
-_SIGNS: Final = (
-    ("█", "weights"),
-    ("▓", "KV"),
-    ("▒", "compute"),
-    ("░", "overhead"),
-    ("╱", "other processes"),
-)
-_RESERVED: Final = "-"
-_FREE: Final = "·"
 USUAL_LENGTH: Final = 4096
 """Tokens of the conversation for which reports state the capacity of a KV cache."""
 _MIN_SHOWN_MAPPED_BYTES: Final = 10**9
-
-
-def bar(
-    plan: "MemoryPlan", memory_bytes: int, others_bytes: int, width: int = 60
-) -> tuple[str, ...]:
-    """Draw the memory of a plan as a bar of `width` cells, with a legend.
-
-    If the plan does not fit, `|` marks the end of the memory. memory_bytes: all of it. others_bytes: the part
-    in use.
-    """
-    parts = (
-        *(plan.weights_bytes, plan.kv_bytes, plan.compute_bytes, plan.overhead_bytes),
-        others_bytes,
-    )
-    reserved = max(memory_bytes - others_bytes - plan.free_bytes, 0)
-    free = max(plan.free_bytes - plan.total_bytes, 0)
-    signs = (*(sign for sign, _ in _SIGNS), _RESERVED, _FREE)
-    cells = _cells(tuple(zip(signs, (*parts, reserved, free), strict=True)), width)
-    if plan.total_bytes > plan.free_bytes:
-        total = sum((*parts, reserved))
-        end = min(width * memory_bytes // max(total, 1), width - 1)
-        cells = f"{cells[:end]}|{cells[end:]}"
-    legend = [
-        f"{sign} {name} {size(part)}" for (sign, name), part in zip(_SIGNS, parts, strict=True)
-    ]
-    legend += [f"{_RESERVED} reserved {size(reserved)}", f"{_FREE} free {size(free)}"]
-    return (f"[{cells}] {size(memory_bytes)}", ", ".join(legend[:4]), ", ".join(legend[4:]))
-
-
-def _cells(parts: tuple[tuple[str, int], ...], width: int) -> str:
-    """Divide `width` cells in proportion. Rounding the running sum loses none."""
-    total = max(sum(count for _, count in parts), 1)
-    running = 0
-    text = ""
-    for sign, count in parts:
-        running += count
-        text += sign * (round(width * running / total) - len(text))
-    return text
 
 
 def parts(plan: "MemoryPlan") -> str:

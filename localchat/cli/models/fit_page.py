@@ -1,12 +1,10 @@
 """Formats what `fit` found: which quantization to take, the table of them, and the memory of a load."""
 
-import sys
 from collections.abc import Iterator, Sequence
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from localchat.cli.output import table
-from localchat.fit.report import bar, parts
+from localchat.fit.report import parts
 from localchat.fit.report import verdict as sentences
 from localchat.fit.steps import IN_ORDER, MemoryStep, step_lines
 from localchat.sanitize import sanitize_line
@@ -24,9 +22,6 @@ _READING_TOKENS_PER_S: Final = 5.0
 """Rate at which people read. Slower models are no choice for a chat."""
 _ROOMY_SHARE: Final = 0.75
 """Share of the memory that is free for a model without other large programs."""
-_MIN_CELLS = 16
-_MAX_CELLS = 60
-"""Widest memory bar."""
 
 
 class FitPage(NamedTuple):
@@ -236,24 +231,15 @@ def _how_to_get(best: "QuantizationRow") -> str:
 
 def report_lines(verdict: "FitReport") -> Iterator[str]:
     """Format the verdict, and the speed of a model that fits."""
-    yield from verdict_lines(verdict)
-    if verdict.plan.fits:
-        yield from speed_lines(verdict)
-
-
-def verdict_lines(verdict: "FitReport") -> Iterator[str]:
-    """Format the report with a memory bar."""
-    first, _, *remarks = sentences(verdict.plan)
+    first, shares, *remarks = sentences(verdict.plan)
     yield f"{sanitize_line(verdict.name)} {first[0].lower()}{first[1:]}"
     if verdict.plan.missing:
-        # The machine lacks what the model needs, such as a GPU, so a bar would be empty.
         yield parts(verdict.plan)
-        yield from (*remarks, *verdict.alternatives)
-        return
-    yield from bar(verdict.plan, verdict.memory_bytes, verdict.others_bytes, _bar_cells())
-    yield f"{verdict.why} KV cache {verdict.plan.kv_type}."
-    yield from remarks
-    yield from verdict.alternatives
+    else:
+        yield from (shares, verdict.why)
+    yield from (*remarks, *verdict.alternatives)
+    if verdict.plan.fits:
+        yield from speed_lines(verdict)
 
 
 def speed_lines(verdict: "FitReport") -> Iterator[str]:
@@ -263,10 +249,3 @@ def speed_lines(verdict: "FitReport") -> Iterator[str]:
         yield f"{speed.words[0].upper()}{speed.words[1:]}, {speed.basis}."
     else:
         yield f"{NO_SPEED}."
-
-
-def _bar_cells() -> int:
-    """Return the width of the bar that fits on the terminal beside brackets and size."""
-    if sys.stdout is None or not sys.stdout.isatty():
-        return _MAX_CELLS
-    return min(max(get_terminal_size().columns - 12, _MIN_CELLS), _MAX_CELLS)

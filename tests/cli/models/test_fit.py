@@ -1,4 +1,4 @@
-"""fit: the planner's verdict in words, a bar and JSON, on simulated machines."""
+"""fit: the planner's verdict in words and JSON, on simulated machines."""
 
 import json
 import re
@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from localchat.fit.hardware import Gpu, Machine
-from localchat.fit.report import bar
 from tests.support.cli_program import SCENARIOS
 from tests.support.cuda_configs import QWEN25
 from tests.support.gguf_files import Q4_0, Size, llama
-from tests.support.memory_plans import GB, PLAN
+from tests.support.memory_plans import GB
 from tests.support.ram_bandwidth import put_bandwidth
-from tests.support.terminal_screen import Call, Outcome, Screen
+from tests.support.terminal_screen import Call, Outcome
 
 EIGHT_B = Size(32, 4096, 32, 8, 128, 14336, 1024, 131072, Q4_0)
 SMALL = Machine("small", frozenset({"avx2"}), 4, 8 * GB, 6 * GB)
@@ -64,7 +63,7 @@ def test_a_model_that_fits(fit: Fit, eight_b: Path) -> None:
     assert found["weights_bytes"] >= eight_b.stat().st_size * 0.99
     text = fit(roomy, eight_b, "--ctx", "8192").out
     assert text.startswith("8b fits: ")
-    assert "other processes 4.0 GB" in text
+    assert "weights 3.9 GB · KV 1.1 GB (f16)" in text
     assert re.search(r"^About [\d.]+ tok/s \([\d.]+ to [\d.]+\), ", text, re.MULTILINE)
     assert "A context of" not in text  # the user chose one
 
@@ -176,31 +175,6 @@ def test_a_file_that_cannot_be_run_is_refused(fit: Fit, tmp_path: Path) -> None:
     outcome = fit(SMALL, path)
     assert (outcome.code, outcome.out) == (1, "")
     assert "no vocabulary" in outcome.err
-
-
-def test_the_bar_shares_its_cells_by_bytes() -> None:
-    drawn, mine, others = bar(PLAN, 16 * GB, 4 * GB, width=16)
-    assert drawn == "[████▓▓▒░╱╱╱╱--··] 16.0 GB"
-    assert "weights 4.0 GB" in mine
-    assert "other processes 4.0 GB" in others
-    assert "reserved 2.0 GB" in others
-
-
-def test_the_bar_shows_where_the_memory_ends() -> None:
-    tight = replace(PLAN, free_bytes=4 * GB, fits=False)
-    drawn, _, _ = bar(tight, 8 * GB, 4 * GB, width=12)
-    assert drawn == "[████▓▓▒░|╱╱╱╱] 8.0 GB"
-
-
-def test_the_bar_fits_a_narrow_terminal(
-    screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for columns, cells in (("40", 28), ("10", 16), ("200", 60)):
-        monkeypatch.setenv("COLUMNS", columns)
-        code, shown = screen("hello", "fit", "guide", "--ctx", "512").finish()
-        assert code == 0
-        drawn = next(line for line in shown.splitlines() if "[" in line and "]" in line)
-        assert drawn.index("]") - drawn.index("[") - 1 == cells
 
 
 def test_a_table_compares_quantizations_for_another_computer(fit: Fit) -> None:
