@@ -13,6 +13,7 @@ from localchat.fit.hardware import Gpu, read_gpus, read_machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan, demand
 from localchat.model_files.byte_source import digest_of
+from localchat.model_files.chat_templates import DEFAULT, chat_templates
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda.compile_ahead.process import CompileProcess
@@ -26,7 +27,6 @@ from localchat_cuda.plan.weight_sizes import parameters
 from localchat_cuda.ranks.split import split_config
 from localchat_cuda.tokenizer import (
     CheckpointTokenizer,
-    chat_template,
     read_tokenizer_files,
     sampling_defaults,
 )
@@ -195,7 +195,7 @@ def _open_folder(folder: Path) -> OpenedFiles:
         config,
         tuple(headers.values()),
         read_tokenizer_files(folder),
-        chat_template(folder),
+        chat_templates(folder).get(DEFAULT),
         sampling_defaults(folder),
         digest_of((folder / "config.json").read_bytes(), headers),
     )

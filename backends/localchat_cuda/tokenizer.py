@@ -268,28 +268,6 @@ def _unreadable(path: Path | str, error: Exception) -> ModelInvalid:
     return ModelInvalid(f"{path} cannot be read: {reason(error)}.", hint=_DAMAGED_HINT)
 
 
-def chat_template(folder: Path) -> str | None:
-    """Return the model's chat template; None if the model has none. Raises ModelInvalid.
-
-    It is in chat_template.jinja, in tokenizer_config.json (the one named default of several), or in
-    chat_template.json for models that read images."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text("utf-8")
-        except (OSError, ValueError) as error:
-            raise _unreadable(path, error) from error
-    template = optional_object(folder / "tokenizer_config.json").get("chat_template")
-    if template is None:
-        template = optional_object(folder / "chat_template.json").get("chat_template")
-    if isinstance(template, list):
-        by_name = {
-            item.get("name"): item.get("template") for item in template if isinstance(item, dict)
-        }
-        template = by_name.get("default")
-    return template if isinstance(template, str) else None
-
-
 def sampling_defaults(folder: Path) -> tuple[tuple[str, float], ...]:
     """Return the sampling defaults of generation_config.json. Raises ModelInvalid."""
     stated = optional_object(folder / "generation_config.json")

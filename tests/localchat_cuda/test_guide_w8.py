@@ -12,10 +12,11 @@ import jinja2
 import pytest
 import torch
 
+from localchat.model_files.chat_templates import chat_templates
 from localchat_cuda.kernels import fp8_int8
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.fp8_int8.pack import W8
-from localchat_cuda.tokenizer import CheckpointTokenizer, chat_template
+from localchat_cuda.tokenizer import CheckpointTokenizer
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.model_weights import ModelWeights
 from tests.support import fp8_reference
@@ -52,7 +53,7 @@ def guide(tmp_path_factory: pytest.TempPathFactory) -> Guide:
     model = Tiny(folder, torch.float32)
     vocabulary = CheckpointTokenizer(folder, model.config.vocabulary)
     turns = [{"role": "user", "content": "What does KV cache mean?"}]
-    template = jinja2.Template(chat_template(folder) or "")
+    template = jinja2.Template(chat_templates(folder).get("default", ""))
     text = template.render(messages=turns, add_generation_prompt=True, bos_token="")
     known = vocabulary.encode(text, special=True)
     logits = model.prompt(known, 256)

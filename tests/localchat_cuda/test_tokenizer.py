@@ -17,7 +17,8 @@ from tokenizers import (
 )
 
 from localchat.errors import ModelInvalid, ModelMissing
-from localchat_cuda.tokenizer import CheckpointTokenizer, chat_template, sampling_defaults
+from localchat.model_files.chat_templates import chat_templates
+from localchat_cuda.tokenizer import CheckpointTokenizer, sampling_defaults
 
 TEXT = ["the quick brown fox jumps over the lazy dog, again and again", "naïve café — 12 + 30 = 42"]
 
@@ -170,14 +171,14 @@ def test_end_of_turn_tokens_end_a_generation_whatever_other_files_state(
 
 
 def test_template_and_sampling_come_from_separate_files(folder: Path, tmp_path: Path) -> None:
-    assert chat_template(folder) == "{{ messages }}"
+    assert chat_templates(folder) == {"default": "{{ messages }}"}
     assert sampling_defaults(folder) == (("temperature", 0.6), ("top_k", 20.0))
-    assert chat_template(tmp_path) is None
+    assert chat_templates(tmp_path) == {}
     assert sampling_defaults(tmp_path) == ()
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ y }}"}))
-    assert chat_template(tmp_path) == "{{ y }}"
+    assert chat_templates(tmp_path) == {"default": "{{ y }}"}
     (tmp_path / "chat_template.jinja").write_text("{{ x }}")
-    assert chat_template(tmp_path) == "{{ x }}"
+    assert chat_templates(tmp_path) == {"default": "{{ x }}"}
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -202,7 +203,7 @@ def test_a_damaged_file_next_to_the_weights_is_named(
 ) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_bytes(data)
-    read = chat_template if name.endswith("jinja") else CheckpointTokenizer
+    read = chat_templates if name.endswith("jinja") else CheckpointTokenizer
     with pytest.raises(ModelInvalid, match=re.escape(name)) as caught:
         read(tmp_path)
     assert "download it again" in caught.value.hint

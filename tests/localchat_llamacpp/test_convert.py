@@ -164,7 +164,6 @@ def test_an_unknown_tokenizer_is_refused(
         ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 0}}}),
         ("tokenizer.json", {"normalizer": 1.5}),
         ("tokenizer_config.json", {"eos_token": [None]}),
-        ("tokenizer_config.json", {"chat_template": [1]}),
         ("tokenizer_config.json", {"chat_template": "\ud800"}),
     ],
 )

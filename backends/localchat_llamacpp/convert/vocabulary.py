@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from localchat.errors import ModelInvalid
+from localchat.model_files.chat_templates import DEFAULT, chat_templates
 from localchat.model_files.checkpoint import optional_object, read_object
 from localchat.model_files.pre_tokenizers import GPT2, LONE_DIGITS, PATTERNS, WHOLE_WORDS
 from localchat_llamacpp.gguf_writer import entry
@@ -70,7 +71,7 @@ def vocabulary_entries(folder: Path, rows: int) -> Iterator[bytes]:
     if merges and not is_sentencepiece:
         yield entry("tokenizer.ggml.merges", [" ".join(pair) for pair in merges])
     yield from _special_entries(folder, raw, settings, vocabulary.ids)
-    yield from _template_entries(folder, settings)
+    yield from _template_entries(folder)
 
 
 def _pair(merge: str | Sequence[str]) -> Sequence[str]:
@@ -197,21 +198,10 @@ def _first_tokens(raw: Mapping[str, Any], ids: Mapping[str, int]) -> set[int | N
     return set()
 
 
-def _template_entries(folder: Path, settings: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield the chat templates. A file of its own replaces the one in tokenizer_config.json."""
-    template = settings.get("chat_template")
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            template = file.read_text("utf-8")
-        except (OSError, ValueError) as error:
-            raise ModelInvalid(f"{file} cannot be read: {error}.", path=str(file)) from error
-    if isinstance(template, str) and template:
-        yield entry("tokenizer.chat_template", template)
-    elif isinstance(template, list):
-        for item in template:
-            suffix = f".{item['name']}".removesuffix(".default")
-            yield entry(f"tokenizer.chat_template{suffix}", item["template"])
+def _template_entries(folder: Path) -> Iterator[bytes]:
+    for name, template in chat_templates(folder).items():
+        suffix = f".{name}".removesuffix(f".{DEFAULT}")
+        yield entry(f"tokenizer.chat_template{suffix}", template)
 
 
 def _unsupported(folder: Path, cause: str) -> ModelInvalid:

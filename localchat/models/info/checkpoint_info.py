@@ -5,18 +5,13 @@ import re
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from localchat.errors import ModelInvalid, reason
+from localchat.model_files.chat_templates import chat_templates, read_text
 from localchat.model_files.checkpoint import Checkpoint
 from localchat.model_files.safetensors import Tensor
 from localchat.models.info.gguf_info import ModelDescription, abilities_of, sentences_of
 
-_JINJA: Final = "chat_template.jinja"
-_MORE_TEMPLATES: Final = "additional_chat_templates"
-_TEMPLATE_SETTINGS: Final = ("tokenizer_config.json", "chat_template.json")
-_MAX_TEXT_BYTES: Final = 64 << 20
-"""Limit on a tokenizer file. The largest vocabularies take a third of it."""
 _MIDDLE_TOKENS: Final = ("<|fim_middle|>", "<fim_middle>", "<MID>")
 """Fill-in-the-middle tokens that the CUDA backend knows."""
 _PACKED: Final = (".qweight", ".weight_packed")
@@ -35,7 +30,7 @@ def describe_checkpoint(
 
     vocabulary: also search the tokenizer, to know whether the model fills in the middle.
     """
-    templates = checkpoint_templates(folder)
+    templates = chat_templates(folder)
     abilities = abilities_of(templates, infill=vocabulary and _fills_in(folder))
     can, cannot = sentences_of(abilities, templates)
     return ModelDescription(
@@ -53,62 +48,11 @@ def describe_checkpoint(
     )
 
 
-def checkpoint_templates(folder: Path) -> dict[str, str]:
-    """Return the chat templates by name, `default` first. Raises ModelInvalid."""
-    templates = dict(_templates(folder))
-    default = {"default": templates.pop("default")} if "default" in templates else {}
-    return default | dict(sorted(templates.items()))
-
-
-def _templates(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield templates by name. A later one replaces an earlier one: template files override settings."""
-    for name in reversed(_TEMPLATE_SETTINGS):
-        stated = _settings(folder / name).get("chat_template")
-        if isinstance(stated, str) and stated.strip():
-            yield "default", stated
-        if isinstance(stated, list):
-            yield from _listed_templates(stated)
-    for path in sorted((folder / _MORE_TEMPLATES).glob("*.jinja")):
-        yield path.stem, _text(path)
-    if (folder / _JINJA).is_file():
-        yield "default", _text(folder / _JINJA)
-
-
-def _listed_templates(entries: list[object]) -> Iterator[tuple[str, str]]:
-    """Yield the named templates of a list in the settings."""
-    for entry in entries:
-        if isinstance(entry, dict) and isinstance(entry.get("template"), str):
-            yield str(entry.get("name")), entry["template"]
-
-
-def _settings(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        settings = json.loads(_text(path))
-    except (ValueError, RecursionError) as problem:
-        raise ModelInvalid(f"{path} is not JSON: {problem}.", path=str(path)) from problem
-    if isinstance(settings, dict):
-        return settings
-    return {}
-
-
-def _text(path: Path) -> str:
-    """Read a text file, up to a limit. Raises ModelInvalid."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAX_TEXT_BYTES).decode("utf-8", "replace")
-    except OSError as problem:
-        raise ModelInvalid(
-            f"{path} cannot be read: {reason(problem)}.", path=str(path)
-        ) from problem
-
-
 def _fills_in(folder: Path) -> bool:
     path = folder / "tokenizer.json"
     text = ""
     if path.is_file():
-        text = _text(path)
+        text = read_text(path, "replace")
     return any(json.dumps(token) in text for token in _MIDDLE_TOKENS)
 
 
@@ -117,7 +61,7 @@ def _license(folder: Path) -> str:
     card = folder / "README.md"
     head = ""
     if card.is_file():
-        head = _text(card)[:4096]
+        head = read_text(card, "replace")[:4096]
     if not head.startswith("---"):
         return ""
     match = _LICENCE.search(head.partition("\n---")[0])

@@ -93,7 +93,7 @@ def test_a_coder_is_known_by_its_tokens(folder: Path) -> None:
 def test_what_no_backend_runs_and_what_is_broken_is_trouble(folder: Path) -> None:
     assert seen(folder).trouble == ""
     (folder / "tokenizer_config.json").write_text("{")
-    assert "is not JSON" in seen(folder).trouble
+    assert "is not valid JSON" in seen(folder).trouble
     (folder / "tokenizer_config.json").unlink()
     write(folder, {}, architectures=["NobodysModel"])
     assert "NobodysModel" in seen(folder).trouble
