@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from localchat.errors import ModelInvalid, ModelMissing
-from localchat.model_files.byte_source import FileSource
+from localchat.errors import ModelInvalid
+from localchat.model_files.byte_source import FileSource, file_errors
 from localchat.model_files.gguf import GgufTensor, Header
 from localchat.model_files.open_gguf import read_source
 
@@ -39,22 +39,14 @@ class Adapter(NamedTuple):
 
     def identity(self) -> str:
         """Return a hash of the content, which separates caches. Reads the whole file. Raises ModelInvalid."""
-        try:
-            with self.path.open("rb") as file:
-                return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
-        except OSError as error:
-            raise _unreadable(self.path, error) from error
+        with file_errors(self.path), self.path.open("rb") as file:
+            return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 
 def read_adapter(path: Path) -> Adapter:
     """Return a checked adapter. Raises ModelMissing, ModelInvalid for a file of another kind."""
-    if not path.is_file():
-        raise ModelMissing(f"There is no adapter {path}.", hint="Check the path.", path=str(path))
-    try:
-        with FileSource(path) as source:
-            header = replace(read_source(source), parts=(path,))
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    with file_errors(path), FileSource(path) as source:
+        header = replace(read_source(source), parts=(path,))
     kind = header.metadata.get("general.type", "model")
     if kind != "adapter":
         raise _invalid(path, f"its general.type is {kind!r}, not 'adapter'")
@@ -144,13 +136,5 @@ def _invalid(path: Path, cause: str) -> ModelInvalid:
         f"{path} is not a usable LoRA adapter: {cause}.",
         hint="Give an adapter in GGUF, or a folder with adapter_config.json and "
         "adapter_model.safetensors.",
-        path=str(path),
-    )
-
-
-def _unreadable(path: Path, error: OSError) -> ModelInvalid:
-    return ModelInvalid(
-        f"{path} cannot be read: {error.strerror or error}.",
-        hint="Check the path and its permissions.",
         path=str(path),
     )

@@ -3,9 +3,12 @@
 import hashlib
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
+
+from localchat.errors import ModelInvalid, ModelMissing, reason
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096
@@ -67,6 +70,24 @@ def digest_of(settings: bytes, paths: Iterable[Path]) -> str:
                 file.seek(max(size - _SAMPLE_BYTES, 0) * piece // (_SAMPLES - 1))
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+@contextmanager
+def file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise errors of opening and reading a file as ModelMissing or ModelInvalid."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ModelMissing(
+            f"There is no file {path}.", hint="Check the path.", path=str(path)
+        ) from error
+    except (OSError, ValueError) as error:
+        # A name with a NUL raises ValueError.
+        raise ModelInvalid(
+            f"{path} cannot be read: {reason(error)}.",
+            hint="Check the path and its permissions.",
+            path=str(path),
+        ) from error
 
 
 class Truncated(Exception):

@@ -5,13 +5,14 @@ They are read from a folder, or from any source that answers range requests.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.model_files.architecture import ModelShape, model_shape
-from localchat.model_files.byte_source import ByteSource, FileSource
+from localchat.model_files.byte_source import ByteSource, FileSource, file_errors
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors_source
 
@@ -205,30 +206,17 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             hint="Give the folder of a Hugging Face checkpoint, or the path of a .gguf file.",
             path=str(folder),
         )
-    try:
-        sources = [FileSource(folder / name) for name in (CONFIG, *weights)]
-    except OSError as problem:
-        raise ModelInvalid(f"{folder} cannot be read: {problem}.", path=str(folder)) from problem
-    try:
+    with file_errors(folder), ExitStack() as files:
+        sources = [files.enter_context(FileSource(folder / name)) for name in (CONFIG, *weights)]
         checkpoint = read_checkpoint_sources(str(folder), sources[0], sources[1:])
-        return replace(checkpoint, config=whole_config(folder, checkpoint.config))
-    finally:
-        for source in sources:
-            source.close()
+    return replace(checkpoint, config=whole_config(folder, checkpoint.config))
 
 
 def read_config(folder: Path) -> Checkpoint:
     """Return a checkpoint with only the config, for dummy weights. Raises ModelMissing, ModelInvalid."""
-    try:
-        with FileSource(folder / CONFIG) as config:
-            checkpoint = read_checkpoint_sources(str(folder), config, ())
-        return replace(checkpoint, config=whole_config(folder, checkpoint.config))
-    except OSError as problem:
-        raise ModelMissing(
-            f"{folder / CONFIG} cannot be read: {problem}.",
-            hint="Give the folder of a Hugging Face checkpoint.",
-            path=str(folder),
-        ) from problem
+    with file_errors(folder / CONFIG), FileSource(folder / CONFIG) as config:
+        checkpoint = read_checkpoint_sources(str(folder), config, ())
+    return replace(checkpoint, config=whole_config(folder, checkpoint.config))
 
 
 def weight_paths(folder: Path) -> list[Path]:

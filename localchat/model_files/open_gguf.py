@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from localchat.errors import ModelInvalid, ModelMissing
-from localchat.model_files.byte_source import ByteSource, FileSource
+from localchat.model_files.byte_source import ByteSource, FileSource, file_errors
 from localchat.model_files.gguf import Array, GgufTensor, Header, brief, read_gguf
 from localchat.suggestions import closest
 
@@ -92,7 +92,7 @@ def read_header(path: str | Path, strings: Collection[str] = ()) -> Header:
 
 
 def _read_file(path: Path, strings: Collection[str]) -> Header:
-    try:
+    with file_errors(path):
         if path.is_dir():
             raise _folder(path)
         if not path.exists():
@@ -104,14 +104,6 @@ def _read_file(path: Path, strings: Collection[str]) -> Header:
             )
         with FileSource(path) as source:
             return read_source(source, strings)
-    except (OSError, ValueError) as error:
-        # A name with a NUL raises ValueError.
-        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ModelInvalid(
-            f"{path} cannot be read: {cause}.",
-            hint="Check the path and its permissions.",
-            path=str(path),
-        ) from error
 
 
 def read_source(source: ByteSource, strings: Collection[str] = ()) -> Header:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from localchat.errors import ModelInvalid, ModelMissing
-from localchat.model_files.byte_source import FileSource
+from localchat.model_files.byte_source import FileSource, file_errors
 from localchat.model_files.gguf import Header
 from localchat.model_files.open_gguf import read_source
 
@@ -99,16 +99,8 @@ class Projector:
 
 def read_projector(path: Path) -> Projector:
     """Read a projector's header. Raises ModelMissing, ModelInvalid."""
-    if not path.is_file():
-        raise ModelMissing(f"There is no file {path}.", path=str(path))
-    try:
-        with FileSource(path) as source:
-            header = read_source(source)
-    except OSError as error:
-        raise ModelInvalid(
-            f"{path} cannot be read: {error.strerror or error}.", path=str(path)
-        ) from error
-    return projector_of(path, header)
+    with file_errors(path), FileSource(path) as source:
+        return projector_of(path, read_source(source))
 
 
 def projector_of(path: Path, header: Header) -> Projector:

@@ -12,8 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
-from localchat.errors import ModelInvalid, ModelMissing
-from localchat.model_files.byte_source import ByteSource, FileSource
+from localchat.errors import ModelInvalid
+from localchat.model_files.byte_source import ByteSource, FileSource, file_errors
 
 MAX_HEADER_BYTES = 64 << 20
 MAX_TENSORS = 1 << 17
@@ -52,19 +52,8 @@ class SafetensorsHeader:
 
 def read_safetensors(path: str | Path) -> SafetensorsHeader:
     """Return the header of a file on disk. Raises ModelMissing, ModelInvalid."""
-    try:
-        with FileSource(path) as source:
-            return read_safetensors_source(source)
-    except FileNotFoundError as error:
-        raise ModelMissing(
-            f"There is no file {path}.", hint="Check the path.", path=str(path)
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ModelInvalid(
-            f"{path} cannot be read: {error}.",
-            hint="Check the path and its permissions.",
-            path=str(path),
-        ) from error
+    with file_errors(path), FileSource(path) as source:
+        return read_safetensors_source(source)
 
 
 def read_safetensors_source(source: ByteSource) -> SafetensorsHeader:
