@@ -312,11 +312,12 @@ class OneShot:
 
     def _report_ends(self) -> None:
         """Report on stderr which answers were cut off, and what to do."""
-        max_tokens, context = self._limits()
         for choice in range(self._settings.n):
             end = self._answer.ends.get(choice)
             if end is None or not ended_early(end):
                 continue
+            # An engine that still reads its model answers late.
+            max_tokens, context = self._limits()
             name = "answer" if self._settings.n == 1 else f"answer {choice + 1}"
             sentence = end_sentence(end, max_tokens, context, what=name)
             advice = end_advice(end, max_tokens, context)

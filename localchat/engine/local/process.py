@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _LOG_LINES = 200
 _LOG_LINE_BYTES = 2000
 _SHOWN_LINES = 5
+_LOAD_DEADLINE_S = 0.3
+"""Time for a load to stop before the process is killed. A load has nothing to save."""
 _LAST_LINES_S = 5.0
 """Only a program that the child started holds its stderr open for longer."""
 # The child gets no secrets, so that nothing that native code prints or dumps can contain them.
@@ -141,9 +143,14 @@ class ChildProcess:
         return self._process.poll() is None
 
     def stop(self, deadline_s: float) -> None:
-        """Close the pipe, wait, then kill. Returns after the process ended."""
+        """Close the pipe, wait, then kill. Returns after the process ended.
+
+        Before the model is loaded, `deadline_s` does not apply: a warm-up cannot be interrupted.
+        """
         self.read_in_thread()
         self._close_stdin()
+        if self.phase != "serve":
+            deadline_s = min(deadline_s, _LOAD_DEADLINE_S)
         try:
             self._process.wait(deadline_s)
         except subprocess.TimeoutExpired:

@@ -23,7 +23,15 @@ from localchat.errors import (
     NetworkError,
     TemplateError,
 )
-from tests.support.cli_program import BEGIN, HOSTILE, INFO, SCENARIOS, ScriptedApp, answer
+from tests.support.cli_program import (
+    BEGIN,
+    HOSTILE,
+    INFO,
+    SCENARIOS,
+    ScenarioEngine,
+    ScriptedApp,
+    answer,
+)
 from tests.support.paths import ROOT
 from tests.support.terminal_screen import Call
 
@@ -281,6 +289,19 @@ def test_ctrl_c_keeps_what_was_said_cancels_and_ends_with_130(
     assert call(app, "hi").code == 130
     assert pieces[0] == "kept"
     assert app.engines[0].closed
+
+
+def test_ctrl_c_before_the_engine_accepts_asks_it_nothing(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupting(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    asked: list[object] = []
+    monkeypatch.setattr(render_answer, "_collect", interrupting)
+    monkeypatch.setattr(ScenarioEngine, "info", lambda engine: asked.append(engine))
+    assert call(SCENARIOS["hello"], "hi").code == 130
+    assert not asked
 
 
 def test_json_of_an_interrupted_answer_says_cancelled_and_what_is_known(

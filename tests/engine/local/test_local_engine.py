@@ -418,14 +418,21 @@ def test_close_ends_a_child_in_a_long_step_by_its_deadline(engine_for: Open) -> 
     engine.close()
 
 
-def test_close_during_a_load_ends_the_child(engine_for: Open) -> None:
+def test_close_kills_a_load_that_does_not_stop_and_waits_for_a_loaded_model(
+    engine_for: Open,
+) -> None:
     engine = engine_for(load_s=60.0)
-    stream = engine.generate(plain())
-    next(iter(stream))
-    pid = engine.child_pid
-    assert pid is not None
-    engine.close()
-    assert ended(pid)
+    next(iter(engine.generate(plain())))
+    loading = engine._child
+    assert loading is not None
+    engine.close(deadline_s=LIVELY_S)
+    assert loading.death().details["signal"] == "SIGKILL"
+    engine = engine_for()
+    list(engine.generate(plain(max_tokens=1)))
+    loaded = engine._child
+    assert loaded is not None
+    engine.close(deadline_s=LIVELY_S)
+    assert loaded.death().details["status"] == 0
 
 
 def test_an_engine_has_one_render_process_and_takes_it_along(engine_for: Open) -> None:
