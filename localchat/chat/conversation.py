@@ -252,10 +252,11 @@ class Conversation(msgspec.Struct):
     def repair(self) -> None:
         """Make a conversation from a file consistent.
 
-        A message whose parent is lost becomes a root; a lost head becomes the newest message.
+        A message whose parent is lost becomes a root; a lost head becomes the newest message. Without a head,
+        every message was undone.
         """
         for node in list(self.nodes.values()):
             if node.parent is not None and node.parent not in self.nodes:
                 self.nodes[node.id] = msgspec.structs.replace(node, parent=None)
-        if self.head not in self.nodes:
+        if self.head is not None and self.head not in self.nodes:
             self.head = next(reversed(self.nodes), None)

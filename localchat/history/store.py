@@ -161,10 +161,11 @@ class History:
             )
         return ids[0]
 
-    def load(self, id_or_prefix: str) -> Conversation:
+    def load(self, id_or_prefix: str, *, as_left: bool = False) -> Conversation:
         """Return a conversation with all its branches. Raises UsageError.
 
-        A message is `open` if another program is writing it, or was killed while writing it.
+        If every message was undone, the path ends at the newest one, or is empty with `as_left`. A message is
+        `open` if another program is writing it, or was killed while writing it.
         """
         id_ = self.find(id_or_prefix)
         with self._database.read() as connection:
@@ -177,6 +178,8 @@ class History:
             node = node_from_row(node_row, media)
             conversation.nodes[node.id] = node
         conversation.repair()
+        if conversation.head is None and not as_left:
+            conversation.head = next(reversed(conversation.nodes), None)
         self._rows[id_] = row
         return conversation
 

@@ -53,7 +53,7 @@ def resumed(ctx: click.Context) -> "Conversation | None":
         summary = history.last()
         if summary is None:
             raise UsageError("there is no conversation to continue", hint="leave out --continue")
-        return history.load(summary.id)
+        return history.load(summary.id, as_left=True)
     finally:
         # Closing a database waits up to 40 ms for the disk. The screen should not wait for it.
         threading.Thread(target=history.close, name="close history").start()

@@ -287,6 +287,28 @@ def test_a_conversation_goes_on_by_lines(screen: Callable[..., Screen], call: Ca
     assert summary["messages"] == 7
 
 
+def test_undone_messages_are_not_continued_and_can_still_be_shown(
+    screen: Callable[..., Screen], call: Call
+) -> None:
+    call(SCENARIOS["hello"], "first one")
+    one = screen("hello", "-c", "-i")
+    one.wait_for("continuing 'first one', 2 messages")
+    one.wait_for("> ")
+    one.press("/undo\n")
+    one.wait_for("0 messages left")
+    one.wait_for("> ")
+    one.press("\x04")
+    assert one.finish()[0] == 0
+    (summary,) = conversations(call)
+    assert shown(call, str(summary["id"]))["messages"][0]["text"] == "first one"
+    app = ScriptedApp(SCENARIOS["hello"])
+    call(app, "-c", "second")
+    prompt = app.engines[0].requests[0].prompt
+    assert isinstance(prompt, Messages)
+    assert [message.content for message in prompt.messages] == ["second"]
+    assert shown(call, str(summary["id"]))["messages"][0]["text"] == "second"
+
+
 def test_a_conversation_that_was_killed_shows_what_was_said(
     screen: Callable[..., Screen], call: Call
 ) -> None:
