@@ -30,9 +30,11 @@ def stats_line(done: Done) -> str:
 def brief_stats_line(done: Done) -> str:
     """Format TTFT and decode rate, as the screen shows them below an answer."""
     timings = done.timings
-    ttft = decimal(timings.ttft_s, 2)
-    speed = decimal(timings.decode_tokens_per_s, 1)
-    return f"TTFT {ttft} s · {speed} tok/s"
+    speed = f"{decimal(timings.decode_tokens_per_s, 1)} tok/s"
+    if timings.ttft_s is None:
+        # An answer of tool calls has no text.
+        return speed
+    return f"TTFT {decimal(timings.ttft_s, 2)} s · {speed}"
 
 
 def read_back(loaded: int, prompt: int, elapsed_s: float) -> str:

@@ -140,7 +140,7 @@ class CallBody(Protocol):
 
     state: State
     name: str
-    """Name of the tool, once the state is `done`."""
+    """Name of the tool, once it is known."""
 
     @property
     def arguments(self) -> str:
@@ -186,8 +186,12 @@ class JsonBody:
         return text[index:]
 
     def finish(self) -> None:
-        if self.state == "open":
-            self._decide(self._object.closed_text, complete=False)
+        if self.state != "open":
+            return
+        self._decide(self._object.closed_text, complete=False)
+        first = _FIRST_KEY.match(self._object.text)
+        if first is not None and first[1] in _NAME_KEYS and first[2] in self._offered:
+            self.name = first[2]
 
     def _is_other(self) -> bool:
         """Return whether the first key shows that an object without a tag is no call."""

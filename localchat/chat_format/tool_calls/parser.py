@@ -67,15 +67,15 @@ class CallParser:
     def finish(self) -> list[Part]:
         """Return the parts of the buffered text.
 
-        A call without its closing tag counts. An incomplete call after its tag is dropped, because the answer
-        was truncated.
+        A call without its closing tag counts. An incomplete call after its tag, or of an offered tool, is
+        dropped, because the answer was truncated.
         """
         parts: list[Part] = []
         if self._state == "body":
             self._body.finish()
             if self._body.state == "done":
                 self._emit_call(parts)
-            elif self._untagged:
+            elif self._untagged and not self._body.name:
                 _emit_text(parts, self._skipped + self._buffer)
         elif self._state == "text":
             _emit_text(parts, self._buffer)

@@ -131,10 +131,23 @@ def test_a_call_comes_once_it_is_complete(style: str) -> None:
         '<tool_call>{"name": "get_time"',
         '<tool_call>{"name": "get_time", "arguments": {"a": 1',
         '<tool_call>{"name": "get_time", "arguments": {"a": "x',
+        '```json\n{"name": "get_time"',
+        '```\n{\n  "name": "get_time",\n  "arguments": {"a": "x',
     ],
 )
 def test_a_call_that_is_cut_off_is_dropped(cut: str) -> None:
     assert whole(parser("hermes"), f"Well.\n{cut}") == ("Well.", [])
+
+
+@pytest.mark.parametrize(
+    ("style", "cut"),
+    [
+        ("hermes", '{"name": "get_time", "arguments": {"a": "x'),
+        ("llama3", '[get_weather(city="Köl'),
+    ],
+)
+def test_a_call_without_a_tag_that_is_cut_off_is_dropped(style: str, cut: str) -> None:
+    assert whole(parser(style), cut) == ("", [])
 
 
 @given(st.text(max_size=60), st.integers(0, 9999), st.text(max_size=20))
