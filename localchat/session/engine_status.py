@@ -48,6 +48,8 @@ class EngineStatus(msgspec.Struct):
     metrics: MetricsSnapshot | None = None
     done: Done | None = None
     stats: EngineStats | None = None
+    previous_kv: tuple[int, int] = (0, 0)
+    """`kv` before the running request."""
     rates: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_RATES_KEPT))
     """Decode rates in tokens per second, oldest first."""
     pulling: str = ""
@@ -76,10 +78,12 @@ class EngineStatus(msgspec.Struct):
     def forget_answer(self) -> None:
         """Drop the metrics of the last answer, before another conversation or model."""
         self.prefill = self.metrics = self.done = None
+        self.previous_kv = (0, 0)
 
     def begin(self) -> None:
         """Reset for a new request, so that no old metrics look current."""
         self.state = "sent"
+        self.previous_kv = self.kv
         self.queued = self.loading = self.prefill = self.metrics = self.done = None
         self.rates.clear()
         self.prefill_samples.clear()
@@ -134,6 +138,7 @@ class EngineStatus(msgspec.Struct):
         """Reset after the end of a request."""
         if broken:
             self.state = "broken"
+            self.previous_kv = (0, 0)
         else:
             self.state = "ready"
 
@@ -192,6 +197,8 @@ class EngineStatus(msgspec.Struct):
             return self.done.kv_used_tokens, self.done.kv_total_tokens
         if self.metrics is not None:
             return self.metrics.kv_used_tokens, self.metrics.kv_total_tokens
+        if any(self.previous_kv):
+            return self.previous_kv
         if self.info is None or self.info.backend == "remote":
             return 0, 0  # A server reports its cache with an answer, if at all.
         return 0, self.info.context_tokens

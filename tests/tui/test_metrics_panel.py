@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
-from localchat.engine.events import Prefill, Queued, Text
+from localchat.engine.events import MetricsSnapshot, Prefill, Queued, Text
 from localchat.engine.interface import GpuPart, MemoryParts
 from localchat.session.blocks import AnswerBlock, NoticeBlock
 from localchat.session.engine_status import EngineStatus
@@ -48,6 +48,18 @@ def test_the_status_bar_shows_queue_and_prefill() -> None:
     assert "queued, 2 ahead" in status_text(status)
     status.update(Prefill(1344, 0, 3278))
     assert "prefill 1,344/3,278" in status_text(status)
+
+
+def test_the_status_bar_shows_the_kv_of_the_last_answer_until_the_next_has_figures() -> None:
+    status = answered()
+    status.begin()
+    status.update(Prefill(0, 0, 6800))
+    assert "KV 6,412/32,768" in status_text(status)
+    status.update(MetricsSnapshot("prefill", kv_used_tokens=6600, kv_total_tokens=32_768))
+    assert "KV 6,600/32,768" in status_text(status)
+    status.forget_answer()
+    status.begin()
+    assert "KV 0/" in status_text(status)
 
 
 def test_the_panel_shows_the_terms_of_the_metrics_table() -> None:
