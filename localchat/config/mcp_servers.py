@@ -23,6 +23,8 @@ from msgspec import Meta
 
 from localchat.errors import UsageError
 
+PROMPT_PREFIX: Final = "mcp__"
+"""Start of the slash commands of prompts, as in other clients."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,19}")
 _RESERVED: Final = ("read", "edit", "run", "fetch", "docs", "mcp", "off", "all")
 _OWN_TOOLS: Final = ("list_folder", "search_files", "ask_documents")
@@ -100,6 +102,11 @@ def tool_name(server: str, tool: str) -> str:
     if name.startswith(f"{server}_") and name not in _OWN_TOOLS:
         return name
     return f"{server}_{name}"
+
+
+def prompt_command(server: str, prompt: str) -> str:
+    """Return the slash command of a server's prompt, without its slash."""
+    return f"{PROMPT_PREFIX}{server}__{_UNSAFE.sub('_', prompt)[:_MAX_TOOL_NAME]}"
 
 
 def as_table(server: McpServer) -> Mapping[str, Any]:

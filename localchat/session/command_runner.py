@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from localchat.atomic import write_text
+from localchat.config.mcp_servers import PROMPT_PREFIX
 from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import expand_home
 from localchat.config.settings import Given, convert, find_key
@@ -112,9 +113,17 @@ class CommandRunner:
 
     def run(self, line: str) -> Reply:
         """Run a line that begins with a slash. Raises LocalchatError."""
+        if line.startswith(f"/{PROMPT_PREFIX}"):
+            self._refuse_while_busy()
+            return LongCommand(self._server_prompt(line))
         call = parse(line, self._front_end)
         reply: Reply = getattr(self, f"do_{call.command.name}")(call.argument)
         return reply
+
+    async def _server_prompt(self, line: str) -> AsyncIterator[Reply]:
+        """Ask a prompt of an MCP server."""
+        command, *arguments = line[1:].split(maxsplit=1)
+        yield AskQuestion(await self._session.tools.prompt(command, "".join(arguments)))
 
     def _refuse_while_busy(self) -> None:
         if self._session.busy:

@@ -12,6 +12,7 @@ from localchat.engine.interface import Engine
 from localchat.engine.request import CalledTool
 from localchat.errors import LocalchatError, UsageError
 from localchat.session.blocks import ToolCallBlock
+from localchat.session.commands import Command
 from localchat.session.interface import Session
 from localchat.session.view import call_id
 
@@ -176,6 +177,31 @@ class SessionTools:
         journal.begin(conversation.id)
         return journal.undo(conversation.below(versions)).sentence(self.root.resolve())
 
+    async def prompt(self, command: str, arguments: str) -> str:
+        """Return the text of an MCP server's prompt by its slash command. Raises LocalchatError."""
+        await self.begin()
+        prompt = None
+        if self._toolset is not None:
+            prompt = self._toolset.prompts.get(command)
+        if prompt is None:
+            raise UsageError(
+                f"no server in use has the prompt /{command}",
+                hint="/tools NAME uses a server, and /tools lists its prompts",
+            )
+        text = await prompt.render(prompt.bound(arguments))
+        if not text.strip():
+            raise UsageError(f"/{command} returned no text")
+        return text
+
+    def prompt_commands(self) -> list[Command]:
+        """Return the slash commands of the prompts of MCP servers that run."""
+        if self._toolset is None:
+            return []
+        return [
+            Command(name, prompt.usage, prompt.about)
+            for name, prompt in self._toolset.prompts.items()
+        ]
+
     async def describe(self) -> str:
         """Return the tools with their effects, and the folder. Raises LocalchatError."""
         from localchat.tools.consent import EFFECTS
@@ -190,6 +216,9 @@ class SessionTools:
         rows = [
             f"{tool.name:<20} may {EFFECTS[tool.effect].partition('; ')[0]}"
             for tool in self._toolset.tools.values()
+        ]
+        rows += [
+            f"/{row.name} {row.arguments}  {row.about}".rstrip() for row in self.prompt_commands()
         ]
         return "\n".join((f"Folder: {self.root}", *rows, *self._toolset.problems))
 

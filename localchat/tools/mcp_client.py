@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 import httpx2
 import msgspec
 
-from localchat.config.mcp_servers import McpServer, tool_name
+from localchat.config.mcp_servers import McpServer, prompt_command, tool_name
 from localchat.errors import LocalchatError, UsageError, reason
 from localchat.sanitize import sanitize, sanitize_line
-from localchat.tools.tool import Effect, Plan, Tool, ToolError, bounded
+from localchat.tools.tool import Effect, Plan, ServerPrompt, Tool, ToolError, bounded
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -56,8 +56,8 @@ class McpConnection:
         self.tools: list[Tool] = []
         self.own_names: dict[str, str] = {}
         """The server's names of its tools, by the names in `tools`. The tool that reads resources has none."""
-        self.prompts: list[str] = []
-        """Names of the server's prompts."""
+        self.prompts: dict[str, ServerPrompt] = {}
+        """The server's prompts by their slash commands."""
         self.problems: list[str] = []
         self._environ = environ
         self._folder = folder
@@ -195,8 +195,8 @@ class McpConnection:
             if resources:
                 self._add_resources([str(item.uri) for item in resources])
         if capabilities.prompts is not None:
-            prompts = (await client.list_prompts()).prompts
-            self.prompts = [sanitize_line(item.name[:100]) for item in prompts[:_MAX_RESOURCES]]
+            for prompt in (await client.list_prompts()).prompts[:_MAX_RESOURCES]:
+                self._add_prompt(prompt)
 
     def _add(self, tool: Any) -> None:  # noqa: ANN401 - a model of the SDK
         name = tool_name(self.server.name, tool.name)
@@ -233,6 +233,21 @@ class McpConnection:
         }
         name = f"{self.server.name}_read_resource"
         self._offer(name, f"Read a resource: {listed}", schema, call, reads=True)
+
+    def _add_prompt(self, prompt: Any) -> None:  # noqa: ANN401 - a model of the SDK
+        async def render(arguments: Mapping[str, str]) -> str:
+            async with self._slots:
+                answer = self._session.get_prompt(prompt.name, dict(arguments))
+                result = await self._guarded(answer, self.server.timeout_s)
+            return _text([message.content for message in result.messages])
+
+        arguments = sorted(prompt.arguments or (), key=lambda argument: not argument.required)
+        self.prompts[prompt_command(self.server.name, prompt.name)] = ServerPrompt(
+            tuple(argument.name for argument in arguments),
+            sum(bool(argument.required) for argument in arguments),
+            sanitize_line((prompt.description or "")[:_MAX_DESCRIPTION]),
+            render,
+        )
 
     def _offer(
         self, name: str, description: str, schema: Mapping[str, Any], call: _Call, *, reads: bool

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from localchat.errors import LocalchatError
+from localchat.errors import LocalchatError, UsageError
 
 Effect: TypeAlias = Literal["read", "write", "run", "network"]
 """Strongest effect of a tool. `run` can do anything that its program does."""
@@ -24,6 +24,35 @@ class ToolError(LocalchatError):
 
 class NothingToDo(ToolError):
     """A call would change nothing. It counts as done, without consent."""
+
+
+class ServerPrompt(NamedTuple):
+    """A prompt of an MCP server, which the user sends by a slash command."""
+
+    arguments: tuple[str, ...]
+    """Names of the arguments. The last ones may be optional."""
+    required: int
+    """Number of arguments that it needs."""
+    about: str
+    render: Callable[[Mapping[str, str]], Awaitable[str]]
+    """Returns the text to send. Raises LocalchatError."""
+
+    @property
+    def usage(self) -> str:
+        """The arguments as the help shows them."""
+        names = [name.upper() for name in self.arguments]
+        optional = [f"[{name}]" for name in names[self.required :]]
+        return " ".join((*names[: self.required], *optional))
+
+    def bound(self, text: str) -> dict[str, str]:
+        """Return the arguments in a text, separated by spaces. The last one may contain some.
+
+        Raises UsageError if one is missing.
+        """
+        words = text.split(maxsplit=max(0, len(self.arguments) - 1))
+        if len(words) < self.required or (words and not self.arguments):
+            raise UsageError(f"this prompt takes {self.usage or 'no arguments'}", hint=self.about)
+        return dict(zip(self.arguments, words, strict=False))
 
 
 class Plan(NamedTuple):

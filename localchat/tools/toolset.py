@@ -15,7 +15,7 @@ from localchat.tools.journal import Journal
 from localchat.tools.mcp_servers import McpServers
 from localchat.tools.root import Root
 from localchat.tools.sources import documents_tool, page_tool
-from localchat.tools.tool import Tool
+from localchat.tools.tool import ServerPrompt, Tool
 
 GROUPS: Final[Mapping[str, str]] = {
     "read": "read, list and search the files of the folder",
@@ -89,6 +89,8 @@ class Toolset:
         self._own_tools = {tool.name: tool for tool in own_tools}
         """Tools that need no server."""
         self.tools: Mapping[str, Tool] = self._own_tools
+        self.prompts: Mapping[str, ServerPrompt] = {}
+        """Prompts of the servers by their slash commands."""
         chosen = (services.servers[name] for name in groups if name in services.servers)
         self._servers = McpServers(chosen, services.environ, services.root)
 
@@ -96,10 +98,13 @@ class Toolset:
         """Start the chosen servers that do not run, and offer all their tools."""
         connections, self.problems = await self._servers.start()
         tools = dict(self._own_tools)
+        prompts: dict[str, ServerPrompt] = {}
         for connection in connections:
+            prompts |= connection.prompts
             for tool in connection.tools:
                 tools.setdefault(tool.name, tool)
         self.tools = tools
+        self.prompts = prompts
 
     async def close(self) -> None:
         """Stop the servers and close the folder. Idempotent."""

@@ -190,6 +190,7 @@ class ChatApp(App[int]):
         chat.talk.make_painter = self._picture_painter
         chat.composer.count_tokens = self._count_tokens
         chat.composer.documents = session.context.library.names
+        chat.composer.prompt_commands = session.tools.prompt_commands
         if self._keymap_error is not None:
             session.show_error(self._keymap_error)
         for notice in session.context.notices:

@@ -48,10 +48,10 @@ if KIND == "full":
     def today() -> str:
         return "water the plants"
 
-    @server.prompt()
-    def greet() -> str:
+    @server.prompt(name="greet/all")
+    def greet(whom: str, how: str = "Hello") -> str:
         """Greet."""
-        return "Hello"
+        return f"{how}, {whom}"
 
 
 if KIND == "hostile":

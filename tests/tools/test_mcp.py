@@ -77,7 +77,13 @@ def test_tools_resources_and_prompts_of_a_good_server(tmp_path: Path) -> None:
         assert await result(connection, "add", a=2, b=3) == "5"
         assert await result(connection, "act", text="x") == "acted: x"
         assert await result(connection, "read_resource", uri="memo://today") == "water the plants"
-        assert connection.prompts == ["greet"]
+        (prompt,) = connection.prompts.values()
+        assert list(connection.prompts) == ["mcp__demo__greet_all"]
+        assert (prompt.usage, prompt.about) == ("WHOM [HOW]", "Greet.")
+        assert await prompt.render(prompt.bound("Ada Good  day")) == "Good  day, Ada"
+        assert await prompt.render(prompt.bound("Ada")) == "Hello, Ada"
+        with pytest.raises(UsageError, match=r"takes WHOM \[HOW\]"):
+            prompt.bound("")
         with pytest.raises(LocalchatError, match="Error executing"):
             await result(connection, "fail")
         with pytest.raises(LocalchatError, match="needs a, b"):
@@ -411,7 +417,7 @@ def test_servers_are_added_listed_tried_and_removed(
     assert run_command_line([*mcp, "test", "demo"]) == 0
     shown = capfd.readouterr().out
     assert "demo_add  Add two numbers." in shown
-    assert "prompt greet" in shown
+    assert "/mcp__demo__greet_all WHOM [HOW]  Greet." in shown
     assert run_command_line([*mcp, "remove", "demo"]) == 0
     assert not read_settings(file).mcp_servers
     assert run_command_line([*mcp, "test", "demo"]) == 2

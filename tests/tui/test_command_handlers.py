@@ -11,9 +11,11 @@ import pytest
 from textual.pilot import Pilot
 
 from localchat.engine.events import Text
+from localchat.engine.request import Messages
 from localchat.errors import ModelMissing, NetworkError, UsageError
 from localchat.session.blocks import AnswerBlock, NoticeBlock
-from localchat.session.commands import COMMANDS, matching, parse
+from localchat.session.commands import COMMANDS, Command, matching, parse
+from localchat.session.tool_calls import SessionTools
 from localchat.tui.attachments import attachment_of_file
 from localchat.tui.background_pull import BackgroundPull
 from localchat.tui.screens.history import HistoryScreen
@@ -398,6 +400,35 @@ def test_a_command_that_must_wait_returns_to_the_input(tmp_path: Path) -> None:
         await until(pilot, lambda: not app.session.conversation.path())
 
     play(Stage(tmp_path, script=held(Text(0, "so "))), steps)
+
+
+def test_a_prompt_of_a_server_is_completed_and_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Command("mcp__demo__greet", "WHOM", "Greet.")
+
+    async def prompt(tools: SessionTools, command: str, arguments: str) -> str:
+        return f"{command}: Hello, {arguments}"
+
+    monkeypatch.setattr(SessionTools, "prompt_commands", lambda tools: [row])
+    monkeypatch.setattr(SessionTools, "prompt", prompt)
+    stage = Stage(tmp_path)
+
+    async def steps(pilot: Pilot[int]) -> None:
+        composer = app_of(pilot).chat.composer
+        await pilot.press(*"/mcp")
+        await until(pilot, lambda: composer.editor.completing)
+        assert composer.completions.option_count == 1
+        await pilot.press("enter")
+        assert composer.text == "/mcp__demo__greet "
+        await pilot.press(*"Ada")
+        await pilot.press("enter")
+        await until(pilot, lambda: stage.engine.requests)
+        sent_prompt = stage.engine.requests[-1].prompt
+        assert isinstance(sent_prompt, Messages)
+        assert sent_prompt.messages[-1].content == "mcp__demo__greet: Hello, Ada"
+
+    play(stage, steps)
 
 
 def test_what_must_wait_for_an_answer_is_a_hint_and_no_notice(tmp_path: Path) -> None:

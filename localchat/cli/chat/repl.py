@@ -539,7 +539,9 @@ class Repl:
             case AskQuestion(text):
                 self._ask(Question(text))
             case LongCommand(replies):
-                self._call(self._print_replies(replies))
+                question = self._call(self._print_replies(replies))
+                if question is not None:
+                    self._print_reply(question)
             case OpenPart("help"):
                 self._print_help()
             case OpenPart("history"):
@@ -550,9 +552,13 @@ class Repl:
             case _:
                 raise AssertionError(f"{reply} is for the screen only")
 
-    async def _print_replies(self, replies: AsyncIterator[Reply]) -> None:
+    async def _print_replies(self, replies: AsyncIterator[Reply]) -> AskQuestion | None:
+        """Print replies. Return a question, because asking it runs the event loop again."""
         async for reply in replies:
+            if isinstance(reply, AskQuestion):
+                return reply
             self._print_reply(reply)
+        return None
 
     def _print_help(self) -> None:
         rows = [

@@ -140,7 +140,10 @@ async def _tried(server: McpServer, app: AppContext) -> tuple[list[str], list[st
     lines: list[str] = []
     for connection in connections:
         lines += [f"{tool.name}  {_first_line(tool.description)}" for tool in connection.tools]
-        lines += [f"prompt {sanitize_line(prompt)}" for prompt in connection.prompts]
+        lines += [
+            f"/{command} {prompt.usage}  {prompt.about}".rstrip()
+            for command, prompt in connection.prompts.items()
+        ]
         lines = lines or ["the server has no tools"]
     await servers.close()
     return lines, problems

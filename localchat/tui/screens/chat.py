@@ -373,8 +373,10 @@ class ChatScreen(Screen[None]):
                 self.session.notice(text)
             case replies.Hint(text):
                 self.hint(text)
-            case replies.AskQuestion():
+            case replies.AskQuestion(""):
                 self.start_work(self.session.regenerate())
+            case replies.AskQuestion(text):
+                self._ask(Question(text))
             case replies.QuestionUndone(question, hint):
                 if not self.composer.text:
                     self.composer.write(*contract(question_of(question)))

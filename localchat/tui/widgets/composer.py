@@ -18,7 +18,7 @@ from localchat.chat.conversation import Question
 from localchat.documents.folder import find_files
 from localchat.errors import FileMissing, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
-from localchat.session.commands import COMMANDS, is_command, is_known, matching
+from localchat.session.commands import COMMANDS, Command, is_command, is_known, matching
 from localchat.tui.attachments import (
     ComposerAttachment,
     ComposerText,
@@ -130,6 +130,8 @@ class Composer(Vertical):
         """Removes and returns the newest queued message."""
         self.documents: Callable[[], Sequence[str]] = tuple
         """Names of documents for `@name` anywhere in a message."""
+        self.prompt_commands: Callable[[], Sequence[Command]] = tuple
+        """Commands of the prompts of MCP servers."""
         self.reads: Callable[[], Collection[str] | None] = lambda: None
         """Returns the kinds of media that the model reads. None if unknown."""
         self.sent: list[ComposerText] = []
@@ -353,13 +355,14 @@ class Composer(Vertical):
 
     def _offer_commands(self, prefix: str) -> None:
         rows = []
-        for command in matching(prefix):
+        prompts = [row for row in self.prompt_commands() if row.name.startswith(prefix)]
+        for command in (*matching(prefix), *prompts):
             name = f"/{command.name}"
             if self.app.size.width < _NARROW:
                 # The help shows the arguments once the command is complete.
                 line = f"{name:<9}{command.about}"
             else:
-                line = f"{name + ' ' + command.arguments:<21}{command.about}"
+                line = f"{name + ' ' + command.arguments:<20} {command.about}"
             rows.append((name, line))
         self._offer(rows)
 
@@ -426,7 +429,7 @@ class Composer(Vertical):
             self._set_help("Enter includes the file; its size and tokens show before you send.")
 
     def _show_command_help(self, name: str) -> None:
-        for command in COMMANDS:
+        for command in (*COMMANDS, *self.prompt_commands()):
             if command.name == name:
                 self._set_help(f"/{command.name} {command.arguments}  {command.about}")
                 return
@@ -458,7 +461,9 @@ class Composer(Vertical):
     def _accept_command(self, command: str, *, sending: bool) -> bool:
         """Complete a command, and keep the text after it."""
         line = self.editor.document.get_line(0)
-        if sending and is_known(line.partition(" ")[0]):
+        name = line.partition(" ")[0]
+        names = [f"/{row.name}" for row in self.prompt_commands()]
+        if sending and (is_known(name) or name in names):
             self._offer([])
             return False
         end = self.editor.cursor_location[1]

@@ -1,6 +1,7 @@
 """One prompt with tools on the command line: who is asked, what is printed, what --json has."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from localchat.engine.events import Finished, Text, ToolCall
 from localchat.engine.request import Messages
 from tests.support.cli_program import BEGIN, DONE, ScriptedApp, answer
+from tests.support.paths import ROOT
 from tests.support.terminal_screen import Call, Screen
 
 LOOKS = (
@@ -160,3 +162,25 @@ def test_a_command_of_the_line_mode_keeps_the_flags(
     assert [request.sampling.temperature for request in engine.requests] == [0.3, 0.3]
     assert isinstance(engine.requests[1].prompt, Messages)
     assert engine.requests[1].prompt.tools
+
+
+@pytest.mark.process
+def test_a_prompt_of_an_mcp_server_is_a_command_of_the_line_mode(
+    screen: Callable[..., Screen], call: Call
+) -> None:
+    program = str(ROOT / "tests/support/mcp_server.py")
+    assert call((), "config", "mcp", "add", "demo", sys.executable, program, "full").code == 0
+    page = screen("hello", "-i", "--tools", "demo")
+    page.wait_for("> ")
+    page.press("/mcp__demo__greet_all\n")
+    page.wait_for("this prompt takes WHOM [HOW]")
+    page.press("/mcp__demo__wave\n")
+    page.wait_for("no server in use has the prompt /mcp__demo__wave")
+    page.press("/tools\n")
+    page.wait_for("/mcp__demo__greet_all WHOM [HOW]  Greet.")
+    page.press("/mcp__demo__greet_all Ada Good day\n")
+    page.wait_for("Hello.")
+    page.press("\x04")
+    page.finish()
+    (row,) = json.loads(call((), "history", "list", "--json").out)
+    assert row["title"] == "Good day, Ada"
