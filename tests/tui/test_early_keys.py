@@ -25,8 +25,10 @@ def test_what_is_typed_while_a_dialog_opens_stands_in_its_filter(tmp_path: Path,
             while app.screen is app.chat:
                 check_runs(app)
                 await asyncio.sleep(0)
-            for letter in "abc":  # nothing is composed yet
+            for letter in "abx":  # nothing is composed yet
                 app.post_message(events.Key(letter, letter))
+            app.post_message(events.Key("backspace", None))
+            app.post_message(events.Key("c", "c"))
             app.post_message(events.Paste("def"))
             await until(pilot, lambda: _typed(app.screen) == "abcdef")
             assert app.chat.composer.text == ""

@@ -145,6 +145,9 @@ def test_keys_that_come_faster_than_they_are_handled_keep_their_order(tmp_path: 
         type_at_once("/", *"set", "space", *"seed", "space", "7", "enter", "x")
         await until(pilot, lambda: app.session.setup.settings.seed == 7)
         await until(pilot, lambda: app.chat.composer.text == "x")
+        app.chat.composer.write("")
+        type_at_once(*"abd", "backspace", *"c", "left", *"X", "end", "ctrl+j", *"Y", "home", *"Z")
+        await until(pilot, lambda: app.chat.composer.text == "abXc\nZY")
 
     play(stage, what)
 

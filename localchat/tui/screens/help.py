@@ -15,6 +15,7 @@ from textual.widgets import Input, Static
 from localchat.metrics import SHOWN
 from localchat.session.commands import COMMANDS, QUESTIONS
 from localchat.tui.keymap import KEYS, key_names
+from localchat.tui.screens.list_dialog import FilterInput
 
 _TITLES = {
     "chat": "Anywhere",
@@ -100,7 +101,7 @@ class HelpScreen(ModalScreen[None]):
         with Vertical(id="dialog") as box:
             box.border_title = Content("Help")
             box.border_subtitle = Content("↑↓ PgDn scroll · Esc back")
-            yield Input(id="filter", placeholder="type to filter", compact=True)
+            yield FilterInput("type to filter")
             with VerticalScroll(id="help-text", can_focus=False):
                 yield Static("", id="help-lines", markup=False)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar, Generic, TypeVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -11,12 +12,24 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from localchat.tui.textual_internals.ordered_keys import run_own_key
+
 R = TypeVar("R")
 _FRAME_CELLS = 2
 """Cells of the inner width that a text on the frame leaves free."""
 _SCROLLBAR_CELLS = 1
 _JOINT = " · "
 _PARTS = 4
+
+
+class FilterInput(Input):
+    """The filter of a list, which has the focus."""
+
+    def __init__(self, placeholder: str) -> None:
+        super().__init__(id="filter", placeholder=placeholder, compact=True)
+
+    async def _on_key(self, event: events.Key) -> None:
+        await run_own_key(self, event)
 
 
 class ListDialog(ModalScreen[R], Generic[R]):
@@ -42,7 +55,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as box:
             box.border_title = Content(self.TITLE_TEXT)
-            yield Input(id="filter", placeholder=self.FILTER_TEXT, compact=True)
+            yield FilterInput(self.FILTER_TEXT)
             yield OptionList(id="entries", markup=False)
             yield Static("", id="about", markup=False)
             yield Static("", id="keys", markup=False)

@@ -20,6 +20,7 @@ from localchat.tui.attachments import (
     is_long,
 )
 from localchat.tui.keymap import bindings
+from localchat.tui.textual_internals.ordered_keys import run_own_key
 
 
 class Editor(TextArea):
@@ -36,7 +37,7 @@ class Editor(TextArea):
         """
 
         action: str
-        """`send`, `accept`, `editor`, or `up` and `down` at the edges of the text."""
+        """`send`, `accept`, `newline`, `editor`, or `up` and `down` at the edges of the text."""
 
     @dataclass
     class MediaDropped(Message):
@@ -69,16 +70,22 @@ class Editor(TextArea):
 
     # ------------------------------------------------------------------ keys
 
+    async def _on_key(self, event: events.Key) -> None:
+        await run_own_key(self, event)
+
     def on_editor_action_requested(self, event: ActionRequested) -> None:
         event.stop()
-        self._on_action(event.action)
+        if event.action == "newline":
+            self.insert("\n")
+            self.scroll_cursor_visible()
+        else:
+            self._on_action(event.action)
 
     def action_send(self) -> None:
         self.post_message(self.ActionRequested("send"))
 
     def action_newline(self) -> None:
-        self.insert("\n")
-        self.scroll_cursor_visible()
+        self.post_message(self.ActionRequested("newline"))
 
     def action_accept(self) -> None:
         self.post_message(self.ActionRequested("accept"))
