@@ -97,7 +97,7 @@ OTHER_WORDS: Final = (
     OtherWord(("status",), "localchat ps, or localchat doctor", "/stats"),
     OtherWord(("settings",), "localchat config", "/set"),
     OtherWord(("export",), "localchat history export ID; localchat history lists them"),
-    OtherWord(("create",), "localchat import MODEL NAME"),
+    OtherWord(("create", "alias", "aliases"), "localchat import MODEL NAME"),
     OtherWord(("chat",), "localchat run MODEL"),
     OtherWord(("ask",), 'localchat "PROMPT"'),
     OtherWord(("models",), "localchat list", "/model"),

@@ -246,9 +246,13 @@ def _pulled(typed: str, paths: Paths, why: str, environ: Mapping[str, str]) -> R
     catalogue = read_catalog(paths)
     try:
         reference = parse(typed, catalogue)
-    except UsageError:  # a family of the catalogue, such as qwen2.5
+    except UsageError as problem:  # a family of the catalogue, such as qwen2.5
         if other := _of_other_program(typed, why, environ):
             return other
+        others = _other_files(models, paths, environ)
+        here = [sanitize_line(other) for other in others if other.lower().startswith(name)]
+        if here:
+            problem.hint = f"on this machine: {', '.join(here)}\n{problem.hint}"
         raise
     except ModelMissing as problem:
         return _unknown_name(typed, models, catalogue, paths, why, environ, problem)

@@ -301,6 +301,18 @@ def test_a_name_of_the_catalogue_leads_to_the_file_that_is_here(paths: Paths) ->
     ]
 
 
+def test_the_name_of_a_family_leads_to_its_files_that_are_here(paths: Paths) -> None:
+    file = paths.models_dir.parent / "m.gguf"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"GGUF")
+    add_alias(paths, "Qwen2.5-mine", str(file))
+    with pytest.raises(UsageError, match="is a family") as caught:
+        locate("Qwen2.5", paths, "why")
+    here, names = caught.value.hint.splitlines()
+    assert here == "on this machine: Qwen2.5-mine"
+    assert names.startswith("name one: qwen2.5:")
+
+
 def test_an_alias_is_the_name_that_is_shown_and_its_model_keeps_its_settings(paths: Paths) -> None:
     file = paths.models_dir.parent / "Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf"
     file.parent.mkdir(parents=True, exist_ok=True)

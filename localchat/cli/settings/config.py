@@ -28,6 +28,14 @@ class _ConfigGroup(DefaultGroup):
         command: click.Command = import_module(f"localchat.cli.settings.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in PARAMETERS:
+            # `config KEY` and `config KEY VALUE`, as in git.
+            args = ["get" if len(args) == 1 else "set", *args]
+        return super().resolve_command(ctx, args)
+
 
 @click.group("config", cls=_ConfigGroup, invoke_without_command=True)
 def command() -> None:

@@ -159,6 +159,8 @@ def test_config_shows_sets_and_unsets(
     assert call(nothing, "config", "get", "temperature", named=False).out == "0.7\n"
     call(nothing, "config", "set", "temperature", "0.9", named=False)
     assert call(nothing, "config", "get", "temperature", named=False).out == "0.9\n"
+    call(nothing, "config", "temperature", "0.8", named=False)
+    assert call(nothing, "config", "temperature", named=False).out == "0.8\n"
     listed = call(nothing, "config", "keys", named=False).out
     assert all(variable(key) in listed for key in PARAMETERS)
 
