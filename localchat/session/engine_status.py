@@ -26,8 +26,19 @@ from localchat.session.prefill_time import PrefillSample, seconds_left
 from localchat.units import sizes
 
 State: TypeAlias = Literal[
-    "starting", "ready", "sent", "queued", "loading", "prefill", "thinking", "writing", "broken"
+    "starting",
+    "ready",
+    "sent",
+    "queued",
+    "loading",
+    "prefill",
+    "thinking",
+    "writing",
+    "asking",
+    "calling",
+    "broken",
 ]
+"""`asking` and `calling`: the user decides about a tool call, or it runs."""
 BUSY: Final = frozenset({"sent", "queued", "loading", "prefill", "thinking", "writing"})
 _RATES_KEPT: Final = 60
 
@@ -260,5 +271,7 @@ _LABELS: Final[dict[str, Callable[[EngineStatus], str]]] = {
     "queued": _queued_label,
     "loading": _loading_label,
     "prefill": _prefill_label,
+    "asking": lambda status: "waiting for you",
+    "calling": lambda status: "running a tool",
     "broken": lambda status: "engine stopped",
 }

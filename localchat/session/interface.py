@@ -8,6 +8,7 @@ from localchat.engine.interface import Engine
 from localchat.errors import LocalchatError
 from localchat.session.blocks import Offer
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
+from localchat.session.engine_status import EngineStatus
 from localchat.session.outcome import Outcome, SummaryResult
 from localchat.session.recorder import ConversationRecorder
 from localchat.session.remarks import NoticeKind
@@ -25,6 +26,7 @@ class Session(Protocol):
     setup: ModelSetup
     conversation: Conversation
     recorder: ConversationRecorder
+    status: EngineStatus
     view: SessionView
     overflow: "Overflow | None"
 

@@ -1,6 +1,7 @@
 """Tools of a session: opened when an answer may use them, run between two answers, and undone."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ from localchat.engine.request import CalledTool
 from localchat.errors import LocalchatError, UsageError
 from localchat.session.blocks import ToolCallBlock
 from localchat.session.commands import Command
+from localchat.session.engine_status import State
 from localchat.session.interface import Session
 from localchat.session.view import call_id
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _NO_CONSENT: Final = (
     "Tool calls are refused, because this front end cannot ask for consent; localchat -i can"
 )
+_STATES: Final[Mapping[str, State]] = {"asking": "asking", "running": "calling"}
+"""State of the status by the state of a call."""
 
 
 class SessionTools:
@@ -138,6 +142,9 @@ class SessionTools:
         numbers = {call.id: number for number, call in enumerate(calls)}
 
         def show(call: CalledTool, run: ToolRun, text: str) -> None:
+            if run.state in _STATES:
+                session.status.state = _STATES[run.state]
+                session.view.status_changed()
             id_ = call_id(answer.id, numbers[call.id])
             session.view.put(ToolCallBlock(id_, call.name, call.arguments, run=run, result=text))
 

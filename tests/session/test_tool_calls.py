@@ -16,7 +16,9 @@ from localchat.engine.request import GenerateRequest, Messages
 from localchat.history.store import History
 from localchat.session.blocks import AnswerBlock, ToolCallBlock, UserBlock
 from localchat.session.command_runner import CommandRunner, LongCommand, Output, QuestionUndone
+from localchat.tools.consent import Decision
 from localchat.tools.loop import STOPPED
+from localchat.tools.tool import Plan, Tool
 from tests.support.chat_sessions import Chat, run
 from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tool_scenes import ScriptedConsent
@@ -49,9 +51,17 @@ def prompt(request: GenerateRequest) -> Messages:
 
 def test_a_call_runs_after_consent_and_its_result_is_sent_back(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
-        consent = ScriptedConsent()
+        labels = []
+
+        class Consent(ScriptedConsent):
+            async def ask(self, tool: Tool, plan: Plan) -> Decision:
+                labels.append(chat.session.status.label)
+                return await super().ask(tool, plan)
+
+        consent = Consent()
         chat.session.tools.consent = consent
         outcome = await chat.session.ask("What is in a.txt?")
+        assert labels == ["waiting for you"]
         assert outcome.end == "complete"
         assert outcome.node is not None
         assert outcome.node.message.content == "It says alpha."
@@ -233,9 +243,11 @@ def test_stopping_ends_a_command_and_the_conversation_stays_valid(tmp_path: Path
                 for block in chat.page.blocks.values()
             )
         )
+        assert chat.session.status.label == "running a tool"
         assert chat.session.stop()
         outcome = await task
         assert outcome.end == "stopped"
+        assert chat.session.status.label == "ready"
         last = chat.session.conversation.path()[-1]
         assert (last.message.role, STOPPED in last.message.content) == ("tool", True)
         assert chat.session.can_continue

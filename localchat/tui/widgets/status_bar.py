@@ -42,6 +42,8 @@ _MARKS: Final = {
     "prefill": ("◑", "busy"),
     "thinking": ("◕", "busy"),
     "writing": ("●", "busy"),
+    "asking": ("◌", "wait"),
+    "calling": ("◑", "busy"),
     "broken": ("●", "broken"),
 }
 
