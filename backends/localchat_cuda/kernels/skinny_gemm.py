@@ -34,9 +34,10 @@ from localchat_cuda.kernels.launch import (
 
 MAX_ROWS = 64
 _DEEP = 3
-"""Runs of a short row that are loaded before the first is used, if all programs are resident at once.
+"""Runs of a row that are loaded before the first is used, if they divide a short row and all programs are
+resident at once.
 
-Each then waits for memory a third as often. More programs, and long rows, lose 4 % by it."""
+Each program then waits for memory a third as often. Other shapes lose 2 to 4 % by it."""
 _SHORT = 8
 """Runs of a short row."""
 _RESIDENT = 16
@@ -160,7 +161,7 @@ def gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         programs = cdiv(n, features)
         runs = cdiv(k, run)
         few = programs <= _RESIDENT * gpu.sms and runs <= _SHORT
-        depth = min(_DEEP, runs) if few else 1
+        depth = _DEEP if few and runs % _DEEP == 0 else 1
         KernelLaunch(_one_row_kernel, (programs,), gpu, warps=4, rows=1).run(
             *(x, weight, out), N=n, K=k, BN=features, BK=run, DEPTH=depth
         )
