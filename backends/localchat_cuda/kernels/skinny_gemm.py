@@ -34,10 +34,10 @@ from localchat_cuda.kernels.launch import (
 
 MAX_ROWS = 64
 _DEEP = 3
-"""Runs of a row that are loaded before the first is used, if they divide a short row and all programs are
-resident at once.
+"""Runs of a row that are loaded before the first is used.
 
-Each program then waits for memory a third as often. Other shapes lose 2 to 4 % by it."""
+Only if they divide a short row, and all programs are resident at once: each program then waits for memory a
+third as often. Other shapes lose 2 to 4 % by it."""
 _SHORT = 8
 """Runs of a short row."""
 _RESIDENT = 16
@@ -57,7 +57,7 @@ def add_products(w, x, acc):
 
 @triton.jit
 def _load_run(row, columns, K: tl.constexpr, MASKED: tl.constexpr):
-    """Load columns of the weight's rows at `row` [BN, 1], each of which is read once."""
+    """Load columns of the weight's rows at `row` [BN, 1]. Each is read once."""
     pointers = row + columns[None, :]
     if MASKED:
         inside = (columns < K)[None, :]
