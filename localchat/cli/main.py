@@ -206,9 +206,15 @@ def _unknown_flag(name: str, args: Sequence[str], context: click.Context | None)
     message = f"there is no flag {typed}"
     if context is None:
         return message
+    params = context.command.params
+    arguments = [
+        param.make_metavar(context) for param in params if isinstance(param, click.Argument)
+    ]
+    if typed in ("-m", "--model") and any("MODEL" in name for name in arguments):
+        return f"{message}; name the model without one: {context.command_path} MODEL"
     flags = {
         flag.lstrip("-"): flag
-        for param in context.command.params
+        for param in params
         if isinstance(param, click.Option) and not param.hidden
         for flag in (*param.opts, *param.secondary_opts)
     }
