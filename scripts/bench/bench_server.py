@@ -235,6 +235,7 @@ def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figure
             return figures
         share, prompt_tokens = _fit(asked, clients, parts.model_speed(running[0]), len(running))
         lengths = parts.words_for(running[0], prompt_tokens)
+        servers.settle(running)
         cases = _cases(clients, share)
         rounds = 0
         round_s = 0.0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from localchat.measure.workload import prose
 from scripts.bench.server.client import Body, alone, chat, crowd, together
 from scripts.bench.server.prompts import passage
-from scripts.bench.server.servers import Served
+from scripts.bench.server.servers import Served, settle
 
 Figures = dict[str, dict[str, float]]
 """Figure, server, value."""
@@ -179,6 +179,11 @@ def model_case(case: Case, served: Sequence[Served]) -> dict[str, dict[str, floa
             count = (server.counter(name) or 0) - (before or 0)
             if count or case.ours_only:
                 values[f"draft tokens per 100 tokens, {name}"] = 100 * count / tokens
+        all_after_s = server.all_cpu_s()
+        settle(served)
+        idle_ms = (server.all_cpu_s() - all_after_s) * 1e3
+        if idle_ms > all_ms / 20:
+            values["CPU ms per token, after the answers"] = idle_ms / tokens
         for name, value in values.items():
             figures.setdefault(f"{case.label}: {name}", {})[server.name] = value
     return figures
@@ -200,6 +205,7 @@ def model_first_tokens(
             figures.setdefault(f"{name}: ms", {})[server.name] = cold.first_s * 1e3
             per_token_ms = cpu_ms / cold.prompt_tokens
             figures.setdefault(f"{name}: CPU ms per token", {})[server.name] = per_token_ms
+            settle(served)
     return figures
 
 
@@ -233,6 +239,7 @@ def model_turns(
         pause_ms[server.name] = (before_s - answered_s) * 1e3
         first_ms[server.name] = alone(server.port, second).first_s * 1e3
         cpu_ms[server.name] = (server.all_cpu_s() - before_s) * 1e3
+        settle(served)
     name = f"second turn, {label}"
     figures = {f"{name}: ms to first token": first_ms, f"{name}: CPU ms": cpu_ms}
     if pause_s:
@@ -266,6 +273,7 @@ def model_long(words: int, clients: int, served: Sequence[Served]) -> dict[str, 
             values["preemptions"] = preemptions
         for name, value in values.items():
             figures.setdefault(f"{clients} long prompts: {name}", {})[server.name] = value
+        settle(served)
     return figures
 
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[3]
 ECHO = "scripts.bench.server.echo_backend:EchoBackend"
 SCRIPTED = "tests.support.scripted_backend:ScriptedBackend"
 _PATIENCE_S = 120.0
+_SETTLE_S = 60.0
+_LOOK_S = 0.25
+_IDLE_SHARE = 0.03
+"""CPU time of servers that do nothing, in seconds per second."""
 _COUNTER = r"^localchat_engine_{}_total(?:\{{.*\}})? ([\d.e+]+)$"
 
 _LLAMACPP = """
@@ -82,6 +86,22 @@ class Served(NamedTuple):
         """Resident memory of the server and its engines."""
         process = psutil.Process(self.pid)
         return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+
+
+def settle(served: Iterable[Served]) -> None:
+    """Wait until the servers do nothing.
+
+    localchat computes a reproducible answer again while it is idle, and a server that works would slow down the
+    one that is measured next. Waits a minute at most.
+    """
+    servers = list(served)
+    spent_s = sum(server.all_cpu_s() for server in servers)
+    for _ in range(round(_SETTLE_S / _LOOK_S)):
+        time.sleep(_LOOK_S)
+        before_s = spent_s
+        spent_s = sum(server.all_cpu_s() for server in servers)
+        if spent_s - before_s < _IDLE_SHARE * _LOOK_S:
+            return
 
 
 def _cpu_s(pid: int) -> float:
