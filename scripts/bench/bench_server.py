@@ -245,8 +245,7 @@ def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figure
                 break
             order = running if rounds % 2 == 0 else running[::-1]
             for case in cases:
-                measured = [one for one in order if one.name != "llama.cpp" or not case.ours_only]
-                _record(values, parts.model_case(case, measured))
+                _record(values, parts.model_case(case, order))
             _record(values, parts.model_first_tokens(lengths, rounds, order))
             for name, sampling, pause_s in _TURNS:
                 turns = parts.model_turns(lengths[500], rounds, name, sampling, pause_s, order)
@@ -259,10 +258,6 @@ def _model(asked: argparse.Namespace, model: Path, folder: Path) -> parts.Figure
         name: {server: statistics.median(seen) for server, seen in by_server.items()}
         for name, by_server in values.items()
     }
-    for name in [name for name in figures if ", drafts off" in name]:
-        # The other servers have no drafts, so that one figure of theirs serves both.
-        for server, value in figures[name].items():
-            figures.get(name.replace("off", "on"), {}).setdefault(server, value)
     print(f"{model.name}, {asked.threads} threads, medians of {rounds} rounds")
     _print(figures)
     return figures
@@ -314,14 +309,13 @@ def _cases(clients: Sequence[int], share: float) -> list[parts.Case]:
     for count in clients:
         name = "1 client" if count == 1 else f"{count} clients"
         tokens = round(_ANSWER_TOKENS.get(count, 48) * share)
-        for label, fields, ours_only in (
-            ("greedy", _SAMPLINGS["greedy"], False),
-            ("sampled, drafts off", {**sampled, "speculation": False}, False),
-            ("sampled, drafts on", {**sampled, "speculation": True}, True),
+        # llama.cpp's server has no drafts, but is measured twice: a machine may slow down between two cases.
+        for label, fields in (
+            ("greedy", _SAMPLINGS["greedy"]),
+            ("sampled, drafts off", {**sampled, "speculation": False}),
+            ("sampled, drafts on", {**sampled, "speculation": True}),
         ):
-            cases.append(
-                parts.Case(f"{name}, {label}", count, tokens, fields, questions, ours_only)
-            )
+            cases.append(parts.Case(f"{name}, {label}", count, tokens, fields, questions))
     edits = prompts.edits(_EDIT_WORDS)
     tokens = round(_EDIT_TOKENS * max(share, 0.5))
     cases.append(parts.Case("1 client, edit", 1, tokens, sampled, edits))

@@ -146,8 +146,6 @@ class Case(NamedTuple):
     fields: Body
     """Sampling and options of the requests."""
     prompts: Iterator[str]
-    ours_only: bool = False
-    """Whether the fields mean nothing to other servers."""
 
 
 def model_case(case: Case, served: Sequence[Served]) -> dict[str, dict[str, float]]:
@@ -177,7 +175,7 @@ def model_case(case: Case, served: Sequence[Served]) -> dict[str, dict[str, floa
         for name, before in before_drafts.items():
             # Times differ from run to run and from prompt to prompt by more than drafts cost.
             count = (server.counter(name) or 0) - (before or 0)
-            if count or case.ours_only:
+            if count:
                 values[f"draft tokens per 100 tokens, {name}"] = 100 * count / tokens
         all_after_s = server.all_cpu_s()
         settle(served)
