@@ -61,6 +61,16 @@ def test_a_bounded_head_says_the_same(
     assert text
 
 
+def test_a_head_of_another_width_is_bounded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_models.reference("qwen2", num_hidden_layers=1, hidden_size=192)
+    tiny_models.save(model, tmp_path)
+    text, steps = said(tmp_path, monkeypatch, ASKED["greedy"], bounded=True)
+    assert (text, 0) == said(tmp_path, monkeypatch, ASKED["greedy"], bounded=False)
+    assert steps > 0
+
+
 @pytest.mark.parametrize("how", sorted(WHOLE))
 def test_what_needs_all_logits_is_computed_by_the_whole_head(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
