@@ -19,8 +19,8 @@ _MAX_TEXT_BYTES: Final = 64 << 20
 def chat_templates(folder: Path) -> dict[str, str]:
     """Return the chat templates by name, `default` first. Raises ModelInvalid."""
     templates = dict(_templates(folder))
-    default = {DEFAULT: templates.pop(DEFAULT)} if DEFAULT in templates else {}
-    return default | dict(sorted(templates.items()))
+    names = sorted(templates, key=lambda name: (name != DEFAULT, name))
+    return {name: templates[name] for name in names}
 
 
 def _templates(folder: Path) -> Iterator[tuple[str, str]]:

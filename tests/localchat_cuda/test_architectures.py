@@ -13,7 +13,15 @@ from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.source import RandomWeights
 from tests.support import tiny_models
-from tests.support.tiny_models import CPU, KINDS, Stretch, Tiny, tokens_of
+from tests.support.tiny_models import (
+    CPU,
+    KINDS,
+    Stretch,
+    Tiny,
+    reference_logits,
+    relative_error,
+    tokens_of,
+)
 
 PROMPT, PAST_WINDOW = 70, 30
 """Tokens: of two pages, and of more than a window. Whole greedy texts: runner/test_runner.py."""
@@ -45,22 +53,12 @@ def quantized(
     return model, folder
 
 
-def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
-    return found
-
-
-def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm())
-
-
 @pytest.mark.parametrize("chunk", [1, 17, 64, 70])
 def test_prompt_logits_are_transformers_for_any_chunk(pair: tuple[Any, Path], chunk: int) -> None:
     model, folder = pair
     tokens = tokens_of(1, PROMPT if chunk > 1 else PAST_WINDOW)
     found = Tiny(folder, torch.float32).prompt(tokens, chunk)
-    assert torch.allclose(found, wanted_of(model, tokens), atol=2e-3, rtol=1e-4)
+    assert torch.allclose(found, reference_logits(model, tokens), atol=2e-3, rtol=1e-4)
 
 
 def test_sequences_in_one_step_do_not_touch_each_other(pair: tuple[Any, Path]) -> None:
@@ -74,9 +72,9 @@ def test_sequences_in_one_step_do_not_touch_each_other(pair: tuple[Any, Path]) -
     )]  # fmt: skip
     found = ours.step(*stretches)
     wanted = [
-        wanted_of(model, texts[2])[-2:],
-        wanted_of(model, texts[0])[-1:],
-        wanted_of(model, texts[1])[-1:],
+        reference_logits(model, texts[2])[-2:],
+        reference_logits(model, texts[0])[-1:],
+        reference_logits(model, texts[1])[-1:],
     ]
     assert torch.allclose(found, torch.cat(wanted), atol=2e-3, rtol=1e-4)
 
@@ -89,7 +87,7 @@ def test_a_copied_page_and_state_continue_like_their_originals(pair: tuple[Any, 
     if ours.pages.states is not None:
         ours.pages.states.copy(0, 1)
     found = ours.step(Stretch(1, 30, text[30:]))
-    assert torch.allclose(found, wanted_of(model, text)[-1:], atol=2e-3, rtol=1e-4)
+    assert torch.allclose(found, reference_logits(model, text)[-1:], atol=2e-3, rtol=1e-4)
 
 
 def rows_of_gemms(monkeypatch: pytest.MonkeyPatch, kind: type[DenseLayers]) -> list[int]:
@@ -115,7 +113,7 @@ def test_after_the_last_attention_only_rows_with_logits_go_on(
     tokens = tokens_of(12, 40)
     seen = rows_of_gemms(monkeypatch, DenseLayers)
     found = Tiny(folder, torch.float32).step(Stretch(0, 0, tokens, wanted))
-    assert torch.allclose(found, wanted_of(model, tokens)[-wanted:], atol=2e-3, rtol=1e-4)
+    assert torch.allclose(found, reference_logits(model, tokens)[-wanted:], atol=2e-3, rtol=1e-4)
     config = read_config(folder)
     dense = config.mixture is None or config.gemma is not None
     computed, after = seen[0], 3 if dense else 1
@@ -136,12 +134,12 @@ def test_after_the_last_attention_only_rows_with_logits_are_packed(
     close = 2e-2 if kernels else 5e-3
     several = [Stretch(slot, 0, tokens_of(14 + slot, 5)) for slot in (1, 2)]
     found = ours.step(*several, packed=True)
-    wanted = [wanted_of(model, each.tokens)[-1:] for each in several]
-    assert distance(found, torch.cat(wanted)) < close
+    wanted = [reference_logits(model, each.tokens)[-1:] for each in several]
+    assert relative_error(found, torch.cat(wanted)) < close
     if not kernels:  # a step in Triton's interpreter takes seconds
         tokens = tokens_of(13, 18)
         found = ours.step(Stretch(0, 0, tokens, 2), packed=True)
-        assert distance(found, wanted_of(model, tokens)[-2:]) < close
+        assert relative_error(found, reference_logits(model, tokens)[-2:]) < close
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -152,9 +150,9 @@ def test_awq_logits_are_those_of_the_dequantized_weights(
     model, folder = quantized
     tokens = tokens_of(7, 40 if chunk > 1 else PAST_WINDOW)
     found = Tiny(folder, torch.float32).prompt(tokens, chunk, packed=packed)
-    wanted = wanted_of(model, tokens)
+    wanted = reference_logits(model, tokens)
     # packed activations are rounded to 16 bits a group (up to 8 rows) or to fp16
-    assert distance(found, wanted) < (5e-3 if packed else 1e-5)
+    assert relative_error(found, wanted) < (5e-3 if packed else 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +166,7 @@ def test_kernels_of_packed_weights_are_their_references(
     model, folder = quantized
     tokens = tokens_of(8, 17 if chunk > 1 else 4)
     found = Tiny(folder, torch.float16, kernels=True).prompt(tokens, chunk, packed=True)
-    assert distance(found, wanted_of(model, tokens)) < 2e-2
+    assert relative_error(found, reference_logits(model, tokens)) < 2e-2
 
 
 @pytest.mark.parametrize(
@@ -179,8 +177,10 @@ def test_kernels_of_dense_weights_are_their_references(pair: tuple[Any, Path]) -
     ours, tokens = Tiny(folder, torch.float16, kernels=True), tokens_of(9, 6)
     ours.step(Stretch(0, 0, tokens[:5]))
     found = ours.step(Stretch(0, 5, tokens[5:]), Stretch(1, 0, tokens_of(10, 17)))
-    wanted = torch.cat((wanted_of(model, tokens)[-1:], wanted_of(model, tokens_of(10, 17))[-1:]))
-    assert distance(found, wanted) < 2e-2
+    wanted = torch.cat(
+        (reference_logits(model, tokens)[-1:], reference_logits(model, tokens_of(10, 17))[-1:])
+    )
+    assert relative_error(found, wanted) < 2e-2
 
 
 @pytest.mark.parametrize("quantization", [None, Quantization("awq")])

@@ -17,7 +17,7 @@ from tests.support import tiny_models
 from tests.support.answers import ask
 from tests.support.speaking_checkpoint import write_speaking
 from tests.support.tiny_engine_core import ON_GPU, TinyLoop, request, tiny_runner
-from tests.support.tiny_models import Stretch, Tiny, tokens_of
+from tests.support.tiny_models import Stretch, Tiny, relative_error, tokens_of
 
 
 @pytest.fixture(scope="module", params=["gemma2", "llama", "phi3-long"])
@@ -27,23 +27,21 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return found
 
 
-def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm())
-
-
 def test_logits_are_near_those_over_plain_numbers(folder: Path) -> None:
     tokens = tokens_of(1, 70)
     plain = Tiny(folder, torch.float32).prompt(tokens, 70)
     found = Tiny(folder, torch.float32, fp8_kv=True).prompt(tokens, 70)
     # random weights look hard at one key or another, and do not agree on which
-    assert 1e-4 < distance(found, plain) < 0.3
+    assert 1e-4 < relative_error(found, plain) < 0.3
 
 
 @pytest.mark.parametrize("chunk", [1, 17, 64])
 def test_the_cut_of_a_prompt_changes_nothing(folder: Path, chunk: int) -> None:
     tokens = tokens_of(1, 70)
     whole = Tiny(folder, torch.float32, fp8_kv=True).prompt(tokens, 70)
-    assert distance(Tiny(folder, torch.float32, fp8_kv=True).prompt(tokens, chunk), whole) < 2e-2
+    assert (
+        relative_error(Tiny(folder, torch.float32, fp8_kv=True).prompt(tokens, chunk), whole) < 2e-2
+    )
 
 
 def test_a_copied_page_continues_like_its_original(folder: Path) -> None:
@@ -63,7 +61,7 @@ def test_kernels_are_their_references(folder: Path) -> None:
         ours.step(Stretch(0, 0, tokens[:17]))
         found.append(ours.step(Stretch(0, 17, tokens[17:]), Stretch(1, 0, tokens_of(10, 17))))
     # an activation rounded to fp16 can fall to another code
-    assert distance(found[0], found[1]) < 3e-2
+    assert relative_error(found[0], found[1]) < 3e-2
 
 
 @pytest.mark.parametrize("folder", ["qwen2"], indirect=True)

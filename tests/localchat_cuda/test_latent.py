@@ -32,7 +32,7 @@ from tests.support.tiny_engine_core import (
     request,
     tiny_runner,
 )
-from tests.support.tiny_models import CPU, Tiny, tokens_of
+from tests.support.tiny_models import CPU, Tiny, reference_logits, tokens_of
 
 KINDS = ("deepseek-v2", "deepseek-v2-q", "glm4-moe-lite")
 LITE, FLASH = CONFIGS["deepseek-v2-lite"][0], CONFIGS["glm-4.7-flash"][0]
@@ -44,12 +44,6 @@ ASKED = request(PROMPT, max_tokens=20, salt="a")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp(request.param)
     tiny_models.save(tiny_models.reference(request.param), found)
-    return found
-
-
-def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
     return found
 
 
@@ -114,7 +108,7 @@ def test_layers_of_four_bits_are_transformers(kind: str, stored: str, tmp_path: 
         case _:
             quantizers.save(model, tmp_path, Way(symmetric=True), 0 if stored[0] == "c" else 1)
     tokens = tokens_of(7, 40)
-    ours, wanted = Tiny(tmp_path, torch.float32), wanted_of(model, tokens)
+    ours, wanted = Tiny(tmp_path, torch.float32), reference_logits(model, tokens)
     for packed in (False, True) if ours.weights.packed else (False,):
         apart = (ours.prompt(tokens, 16, packed=packed) - wanted).norm(dim=1) / wanted.norm(dim=1)
         # a packed row may choose another expert where two are nearly as likely

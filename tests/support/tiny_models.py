@@ -422,6 +422,18 @@ def reference(kind: str, **changed: Any) -> Any:
     return model
 
 
+def reference_logits(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
+    """Compute the logits [T, vocabulary] of transformers' model."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the length of the difference over that of `wanted`."""
+    return float((found - wanted).norm() / wanted.norm())
+
+
 def save(model: Any, folder: Path, shards: str = "100KB") -> None:
     """As the hub has it, in several files."""
     model.save_pretrained(folder, max_shard_size=shards)

@@ -33,7 +33,10 @@ class _ConfigGroup(DefaultGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] in PARAMETERS:
             # `config KEY` and `config KEY VALUE`, as in git.
-            args = ["get" if len(args) == 1 else "set", *args]
+            verb = "set"
+            if len(args) == 1:
+                verb = "get"
+            args = [verb, *args]
         return super().resolve_command(ctx, args)
 
 

@@ -145,7 +145,7 @@ class ChildProcess:
     def stop(self, deadline_s: float) -> None:
         """Close the pipe, wait, then kill. Returns after the process ended.
 
-        Before the model is loaded, `deadline_s` does not apply: a warm-up cannot be interrupted.
+        A load gets at most _LOAD_DEADLINE_S, because a warm-up cannot be interrupted.
         """
         self.read_in_thread()
         self._close_stdin()

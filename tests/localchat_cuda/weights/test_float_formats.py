@@ -26,7 +26,14 @@ from localchat_cuda.weights.source import RandomWeights
 from tests.support import hub_configs, tiny_models
 from tests.support.cuda_configs import QWEN25
 from tests.support.float_checkpoints import CONFIGS, SIDECAR, save_floats
-from tests.support.tiny_models import CPU, Stretch, Tiny, tokens_of
+from tests.support.tiny_models import (
+    CPU,
+    Stretch,
+    Tiny,
+    reference_logits,
+    relative_error,
+    tokens_of,
+)
 
 LAYOUTS = sorted(CONFIGS)
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384}
@@ -40,16 +47,6 @@ def made(layout: str, folder: Path, kind: str = "qwen3", **changes: Any) -> Any:
     return model
 
 
-def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
-    return found
-
-
-def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm())
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_every_layout_has_the_logits_of_its_weights(kind: str, layout: str, tmp_path: Path) -> None:
@@ -58,7 +55,7 @@ def test_every_layout_has_the_logits_of_its_weights(kind: str, layout: str, tmp_
     ours = Tiny(tmp_path, torch.float32)
     kinds = {type(weight) for layer in ours.weights.layers for weight in layer.linears.values()}
     assert kinds == {W8 if layout.startswith("mxfp8") else GgmlWeight}
-    assert distance(ours.prompt(tokens, 17), wanted_of(model, tokens)) < 1e-4
+    assert relative_error(ours.prompt(tokens, 17), reference_logits(model, tokens)) < 1e-4
 
 
 @pytest.mark.parametrize("layout", ["nvfp4", "mxfp8"])
@@ -77,7 +74,7 @@ def test_kernels_have_the_logits_of_the_weights(
         )
     )
     bound = 2e-2 if dtype == torch.float16 else 1e-3
-    assert distance(found, wanted_of(model, tokens)) < bound
+    assert relative_error(found, reference_logits(model, tokens)) < bound
 
 
 @pytest.mark.parametrize("layout", ["nvfp4", "mxfp8"])
@@ -95,7 +92,7 @@ def test_widths_that_are_no_multiple_of_128_are_read(layout: str, tmp_path: Path
     tokens = tokens_of(21, 12)
     for kernels in (False, True):
         ours = Tiny(tmp_path, torch.float32, kernels=kernels)
-        assert distance(ours.prompt(tokens, 12), wanted_of(model, tokens)) < 1e-4
+        assert relative_error(ours.prompt(tokens, 12), reference_logits(model, tokens)) < 1e-4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -106,7 +103,7 @@ def test_excluded_layers_stay_floating(layout: str, tmp_path: Path) -> None:
     tokens = tokens_of(24, 20)
     assert isinstance(ours.weights.layers[1].linears["down"], torch.Tensor)
     assert isinstance(ours.weights.layers[1].linears["o"], W8 | GgmlWeight)
-    assert distance(ours.prompt(tokens, 20), wanted_of(model, tokens)) < 1e-4
+    assert relative_error(ours.prompt(tokens, 20), reference_logits(model, tokens)) < 1e-4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -162,7 +159,7 @@ def test_modelopt_may_have_its_config_in_a_separate_file(tmp_path: Path) -> None
     assert read_config(tmp_path).quantization == NVFP4
     tokens = tokens_of(26, 12)
     ours = Tiny(tmp_path, torch.float32)
-    assert distance(ours.prompt(tokens, 12), wanted_of(model, tokens)) < 1e-4
+    assert relative_error(ours.prompt(tokens, 12), reference_logits(model, tokens)) < 1e-4
 
 
 def _changed(layout: str, **changes: object) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights, LoadTarget
 from tests.support import quantizers, tiny_models
 from tests.support.quantizers import WIDE, Way
-from tests.support.tiny_models import CPU, Tiny, tokens_of
+from tests.support.tiny_models import CPU, Tiny, reference_logits, relative_error, tokens_of
 
 SYMMETRIC, PLAIN = Way(symmetric=True), Way()
 SAVED: dict[str, Any] = {
@@ -59,27 +59,17 @@ def loaded(folder: Path, said: list[str] | None = None) -> ModelWeights:
     return load(config, CheckpointWeights(folder, CPU), CPU, dtype=torch.float32, notify=say)
 
 
-def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
-    return found
-
-
-def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm())
-
-
 @pytest.mark.parametrize("kind", sorted(SAVED))
 def test_logits_are_those_of_the_weights_that_are_stored(kind: str, tmp_path: Path) -> None:
     model = tiny_models.reference("qwen3", **WIDE)
     quantizers.save(model, tmp_path, *SAVED[kind])
     tokens, ours = tokens_of(31, 24), Tiny(tmp_path, torch.float32)
     assert ours.weights.packed
-    wanted = wanted_of(model, tokens)
-    assert distance(ours.prompt(tokens, 24), wanted) < 1e-5
+    wanted = reference_logits(model, tokens)
+    assert relative_error(ours.prompt(tokens, 24), wanted) < 1e-5
     # packed activations are rounded to 16 bits a group up to 8 rows, and to fp16 beyond
-    assert distance(ours.prompt(tokens, 8, slot=1, packed=True), wanted) < 5e-3
-    assert distance(ours.prompt(tokens, 24, slot=2, packed=True), wanted) < 5e-3
+    assert relative_error(ours.prompt(tokens, 8, slot=1, packed=True), wanted) < 5e-3
+    assert relative_error(ours.prompt(tokens, 24, slot=2, packed=True), wanted) < 5e-3
 
 
 @pytest.mark.parametrize("kind", sorted(EIGHT_BITS))
@@ -91,7 +81,7 @@ def test_logits_of_eight_bits_are_those_of_the_weights_that_are_stored(
     tokens, ours = tokens_of(31, 24), Tiny(tmp_path, torch.float32)
     # zeros times scales are rounded to fp16
     bound = 1e-3 if "zeros" in kind else 1e-5
-    assert distance(ours.prompt(tokens, 24), wanted_of(model, tokens)) < bound
+    assert relative_error(ours.prompt(tokens, 24), reference_logits(model, tokens)) < bound
     assert all(isinstance(each, GgmlWeight) for each in ours.weights.layers[0].linears.values())
 
 
@@ -100,7 +90,7 @@ def test_kernels_read_eight_bits_as_their_references(rows: int, kind: str, tmp_p
     model = tiny_models.reference("qwen3", **WIDE, num_attention_heads=4, num_key_value_heads=1)
     quantizers.save(model, tmp_path, *EIGHT_BITS[kind])
     tokens, ours = tokens_of(37, rows), Tiny(tmp_path, torch.float16, kernels=True)
-    assert distance(ours.prompt(tokens, rows), wanted_of(model, tokens)) < 2e-2
+    assert relative_error(ours.prompt(tokens, rows), reference_logits(model, tokens)) < 2e-2
 
 
 NARROW = {"hidden_size": 192, "intermediate_size": 352, "num_hidden_layers": 1}
@@ -122,7 +112,7 @@ def test_widths_that_are_no_multiple_of_128_are_read(kind: str, tmp_path: Path) 
     ours = Tiny(tmp_path, torch.float32)
     assert not ours.weights.packed
     bound = 1e-3 if kind == "gptq8-32" else 1e-5
-    assert distance(ours.prompt(tokens, 24), wanted_of(model, tokens)) < bound
+    assert relative_error(ours.prompt(tokens, 24), reference_logits(model, tokens)) < bound
     headers = CheckpointWeights(tmp_path, CPU).headers.values()
     planned = weights_bytes(replace(ours.config, dtype="float32"), headers)
     # The plan counts scales by whole tiles.
@@ -136,7 +126,7 @@ def test_kernels_read_padded_columns_as_their_references(rows: int, tmp_path: Pa
     quantizers.save(model, tmp_path, *NARROW_WAYS["awq-32"])
     tokens = tokens_of(37, rows)
     ours = Tiny(tmp_path, torch.float16, kernels=True)
-    assert distance(ours.prompt(tokens, rows), wanted_of(model, tokens)) < 2e-2
+    assert relative_error(ours.prompt(tokens, rows), reference_logits(model, tokens)) < 2e-2
 
 
 def test_shapes_that_no_kernel_takes_are_objected_to_before_a_load() -> None:
@@ -171,9 +161,9 @@ def test_scattered_groups_are_read_in_every_kind_of_layer(kind: str, tmp_path: P
     model = tiny_models.reference(kind, hidden_size=256, intermediate_size=384)
     quantizers.save(model, tmp_path, Way(ordered=True))
     tokens, ours = tokens_of(33, 20), Tiny(tmp_path, torch.float32)
-    wanted = wanted_of(model, tokens)
-    assert distance(ours.prompt(tokens, 20), wanted) < 1e-5
-    assert distance(ours.prompt(tokens, 7, slot=1, packed=True), wanted) < 5e-3
+    wanted = reference_logits(model, tokens)
+    assert relative_error(ours.prompt(tokens, 20), wanted) < 1e-5
+    assert relative_error(ours.prompt(tokens, 7, slot=1, packed=True), wanted) < 5e-3
 
 
 def test_kernels_read_scattered_groups_as_their_references(tmp_path: Path) -> None:
@@ -181,7 +171,7 @@ def test_kernels_read_scattered_groups_as_their_references(tmp_path: Path) -> No
     quantizers.save(model, tmp_path, Way(ordered=True), 1)
     tokens, ours = tokens_of(32, 3), Tiny(tmp_path, torch.float16, kernels=True)
     found = ours.prompt(tokens, 3, packed=True)
-    assert distance(found, wanted_of(model, tokens)) < 2e-2
+    assert relative_error(found, reference_logits(model, tokens)) < 2e-2
 
 
 @pytest.mark.parametrize(("rows", "kind"), [(3, "gptq-32-order"), (12, "awq-32"), (40, "awq-64")])
@@ -193,7 +183,7 @@ def test_kernels_read_small_groups_as_their_references(
     quantizers.save(model, tmp_path, *SAVED[kind])
     tokens, ours = tokens_of(37, rows), Tiny(tmp_path, torch.float16, kernels=True)
     found = ours.prompt(tokens, rows, packed=True)
-    assert distance(found, wanted_of(model, tokens)) < 2e-2
+    assert relative_error(found, reference_logits(model, tokens)) < 2e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -212,7 +202,7 @@ def test_a_floating_layer_runs_next_to_packed_ones(rows: int, tmp_path: Path) ->
     quantizers.save(model, tmp_path, Way(ordered=True), floating="mlp.down_proj")
     tokens, ours = tokens_of(34, rows), Tiny(tmp_path, torch.float16, kernels=True)
     assert not ours.weights.packed
-    assert distance(ours.prompt(tokens, rows), wanted_of(model, tokens)) < 2e-2
+    assert relative_error(ours.prompt(tokens, rows), reference_logits(model, tokens)) < 2e-2
 
 
 def test_a_model_may_be_as_wide_between_gate_and_down_as_elsewhere(tmp_path: Path) -> None:
@@ -222,7 +212,7 @@ def test_a_model_may_be_as_wide_between_gate_and_down_as_elsewhere(tmp_path: Pat
     quantizers.save(model, tmp_path, Way(ordered=True), 1)
     tokens, ours = tokens_of(36, 40), Tiny(tmp_path, torch.float16, kernels=True)
     found = ours.prompt(tokens, 40, packed=True)
-    assert distance(found, wanted_of(model, tokens)) < 2e-2
+    assert relative_error(found, reference_logits(model, tokens)) < 2e-2
 
 
 def test_what_gate_and_up_compute_is_in_the_order_of_down(tmp_path: Path) -> None:

@@ -23,19 +23,13 @@ from localchat_cuda.weights.source import RandomWeights
 from tests.support import fp8_reference, tiny_models
 from tests.support.cuda_configs import QWEN25
 from tests.support.fp8_checkpoints import BLOCKS, LAYOUTS, compressed, save_fp8
-from tests.support.tiny_models import CPU, Tiny, tokens_of
+from tests.support.tiny_models import CPU, Tiny, reference_logits, tokens_of
 
 
 def made(layout: str, folder: Path, kind: str = "qwen3") -> Any:
     model = tiny_models.reference(kind)
     save_fp8(model, folder, layout)
     return model
-
-
-def wanted_of(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = model(torch.tensor([tokens])).logits[0]
-    return found
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -45,7 +39,9 @@ def test_every_layout_dequantizes_to_its_weights(layout: str, tmp_path: Path) ->
     weight = ours.weights.layers[0].linears["gate_up"]
     assert isinstance(weight, W8)
     assert weight.blocks == (layout in ("block", "deepseek"))
-    assert torch.allclose(ours.prompt(tokens, 17), wanted_of(model, tokens), atol=2e-3, rtol=1e-4)
+    assert torch.allclose(
+        ours.prompt(tokens, 17), reference_logits(model, tokens), atol=2e-3, rtol=1e-4
+    )
 
 
 def test_kernels_are_their_references(tmp_path: Path) -> None:
@@ -54,7 +50,7 @@ def test_kernels_are_their_references(tmp_path: Path) -> None:
     found = torch.cat(
         (ours.prompt(tokens[:17], 17), ours.step(tiny_models.Stretch(0, 17, tokens[17:])))
     )
-    wanted = wanted_of(model, tokens)
+    wanted = reference_logits(model, tokens)
     assert float((found - wanted).norm() / wanted.norm()) < 2e-2
 
 
@@ -65,7 +61,7 @@ def test_widths_that_are_no_multiple_of_128_are_read(kernels: bool, tmp_path: Pa
     save_fp8(model, tmp_path, "channel")
     tokens = tokens_of(21, 12)
     ours = Tiny(tmp_path, torch.float16 if kernels else torch.float32, kernels=kernels)
-    wanted = wanted_of(model, tokens)
+    wanted = reference_logits(model, tokens)
     bound = 2e-2 if kernels else 1e-5
     assert float((ours.prompt(tokens, 12) - wanted).norm() / wanted.norm()) < bound
 
@@ -91,7 +87,9 @@ def test_a_layer_without_scales_stays_floating(tmp_path: Path) -> None:
     ours, tokens = Tiny(tmp_path, torch.float32), tokens_of(24, 20)
     assert isinstance(ours.weights.layers[1].linears["down"], torch.Tensor)
     assert isinstance(ours.weights.layers[0].linears["down"], W8)
-    assert torch.allclose(ours.prompt(tokens, 20), wanted_of(model, tokens), atol=2e-3, rtol=1e-4)
+    assert torch.allclose(
+        ours.prompt(tokens, 20), reference_logits(model, tokens), atol=2e-3, rtol=1e-4
+    )
 
 
 def test_scales_of_another_shape_are_refused(tmp_path: Path) -> None:

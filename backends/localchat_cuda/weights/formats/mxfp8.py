@@ -3,7 +3,7 @@
 Letters: N output and K input features.
 
     weight        float8_e4m3fn [N, K]
-    weight_scale  uint8 [N, K/32], exponents biased by 127. 255 is no number.
+    weight_scale  uint8 [N, K/32], exponents biased by 127. 255 means NaN.
 
 Open Compute Project, Microscaling Formats 1.0 (2023).
 """
