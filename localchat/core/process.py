@@ -29,7 +29,7 @@ from localchat.config.paths import file_state
 from localchat.core.embedding import EmbeddingQueue
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.engine_info import MemoryUsage, ProcessState, engine_info, fingerprint
-from localchat.core.event_sender import COALESCE_S
+from localchat.core.event_sender import COALESCE_S, CPU_COALESCE_S
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import (
     KVCacheManager,
@@ -213,6 +213,9 @@ class EngineProcess:
         if disk_tier is not None:
             namespace = disk_tier.namespace
         opened.input_processor.layouts.open(namespace)
+        coalesce_s = CPU_COALESCE_S
+        if runner.capabilities.depth > 1:
+            coalesce_s = COALESCE_S
         core = EngineCore(
             runner,
             opened.model.tokenizer,
@@ -221,7 +224,7 @@ class EngineProcess:
             fingerprint=opened.fingerprint,
             speculation=self._spec.speculation,
             counters=self._counters,
-            coalesce_s=COALESCE_S,
+            coalesce_s=coalesce_s,
             disk_tier=disk_tier,
         )
         sender.send(protocol.Entered("serve"))
