@@ -101,7 +101,7 @@ class OutputProcessor:
         if result.status == "ok":
             self._record_success(scheduled, result.elapsed_s)
             if result.tokens and NOTHING not in result.tokens:
-                self._process_moved(scheduled, result.tokens, now_s)
+                self._process_moved(scheduled, result.tokens, result.elapsed_s, now_s)
                 return
         else:
             self._scheduler.end_run()
@@ -126,6 +126,8 @@ class OutputProcessor:
                 sample = samples[row.positions[0]]
                 if sample.token != NOTHING:
                     self._process_token(sequence, row.start, sample.token, tpot_ms, now_s)
+                    if few_rows:
+                        self._draft_planner.earn(sequence)
                     continue
             requests[sequence.request_state.id] = sequence.request_state
             sequence.state_lost |= result.status == "out_of_memory" and not self._rewinds
@@ -150,10 +152,11 @@ class OutputProcessor:
         self._sweep_metrics(now_s)
 
     def _process_moved(
-        self, scheduled: ScheduledStep, tokens: tuple[int, ...], now_s: float
+        self, scheduled: ScheduledStep, tokens: tuple[int, ...], elapsed_s: float, now_s: float
     ) -> None:
         """Update the sequences of a step that repeats the plain rows of an earlier one."""
         moved = scheduled.plan.moved
+        few_rows = len(self._scheduler.running) <= self._draft_rows
         tpot_ms: list[float] = []
         for row, token in zip(scheduled.rows, tokens, strict=True):
             sequence = row.sequence
@@ -165,6 +168,8 @@ class OutputProcessor:
                 self._process_invalid_row(sequence, start, after_gap=after_gap)
             else:
                 self._process_token(sequence, start, token, tpot_ms, now_s)
+                if few_rows:
+                    self._draft_planner.record_plain(sequence, elapsed_s)
         self._counters.record_tokens(len(tpot_ms), tpot_ms)
         self._sweep_metrics(now_s)
 
@@ -184,8 +189,6 @@ class OutputProcessor:
             sequence.uncommitted = True
         if sequence.drafts is not None:
             sequence.drafts.ngrams.append(sequence.tokens[start + 1 :])
-        elif len(self._scheduler.running) <= self._draft_rows:
-            self._draft_planner.earn(sequence)
         if end is not None:
             self._finish(sequence, end, now_s)
 

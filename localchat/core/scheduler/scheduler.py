@@ -369,10 +369,10 @@ class Scheduler:
         count = len(step.rows)
         if not (self._moves_rows and step.is_decode and 0 < count == len(self.running)):
             return False
-        drafting = count <= self._can.draft_rows and any(
-            row.sequence.drafts is not None for row in step.rows
-        )
-        return not drafting and all(row.is_plain for row in step.rows)
+        if self._can.depth > 1 and self._draft_planner.drafts(self.running):
+            # The planner may wait for the tokens in flight.
+            return False
+        return all(row.is_plain for row in step.rows)
 
     def _repeat(self, run: DecodeRun) -> ScheduledStep | None:
         """Build a step with the rows of the run, one token further on. None if something else is due."""
@@ -384,6 +384,7 @@ class Scheduler:
             or self._short_of_memory
             or run.moved >= run.max_moved
             or self._token_budget.next_step(shared=True) < count
+            or self._draft_planner.may_draft(run.sequences)
         ):
             return None
         new_blocks = []

@@ -158,6 +158,25 @@ class DraftPlanner:
 
     # Drafts of a step
 
+    def drafts(self, sequences: list[Sequence]) -> bool:
+        """Return whether any of the sequences may ever have drafts, with this many in a step."""
+        few = len(sequences) <= self._can.draft_rows
+        return few and any(sequence.drafts is not None for sequence in sequences)
+
+    def may_draft(self, sequences: list[Sequence]) -> bool:
+        """Return whether `choose` may find drafts after the tokens known now. Much cheaper than `choose`."""
+        if len(sequences) > self._can.draft_rows:
+            return False
+        for sequence in sequences:
+            drafts = sequence.drafts
+            if drafts is None:
+                continue
+            if drafts.uses_model:
+                return True
+            if sequence.draft_budget > -_MAX_DEBT and drafts.ngrams.may_propose():
+                return True
+        return False
+
     def choose(
         self, running: list[Sequence], ready: list[Sequence], tokens_left: int, *, admits: bool
     ) -> Drafts:
@@ -437,6 +456,13 @@ class DraftPlanner:
         if step.is_decode:
             # The time of a step with a prompt says nothing about the cost of drafts.
             self._settle(step, row, accepted, elapsed_s)
+
+    def record_plain(self, sequence: Sequence, elapsed_s: float) -> None:
+        """Count a token of a sequence in a step for which `may_draft` was False."""
+        self.earn(sequence)
+        if sequence.drafts is not None:
+            sequence.drafts.spent_s += elapsed_s
+            sequence.drafts.plain_s += elapsed_s
 
     def earn(self, sequence: Sequence) -> None:
         """Count a step of the sequence without drafts of any sequence."""

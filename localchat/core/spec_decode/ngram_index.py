@@ -121,6 +121,10 @@ class NgramIndex:
             position = before[position]
             walked -= 1
 
+    def repeats(self) -> bool:
+        """Return whether the last SPAN tokens occur earlier in the text."""
+        return next(self.find(self.tokens, 1), None) is not None
+
     def match_length(self, context: Sequence[int], position: int) -> int:
         """Return how many last tokens of `context` equal those up to `position`, LONGEST at most."""
         tokens = self.tokens

@@ -99,6 +99,12 @@ class NgramProposer:
         """
         return self._text.chain()
 
+    def may_propose(self) -> bool:
+        """Return whether `chances` may return something, without a search for the best match."""
+        if not self.index():
+            return False
+        return self._lost_copy is not None or self._text.repeats()
+
     def chances(self, limit: int) -> list[float]:
         """Return the probabilities that the first 1, 2, ... drafted tokens are all accepted.
 

@@ -7,7 +7,7 @@ import pytest
 
 from localchat.backend_api.interface import LAST, NewBlocks, StepPlan, StepResult, StepRow
 from localchat.core.scheduler.step_builder import ScheduledStep
-from tests.support.engine_core_bench import Bench, capabilities, request
+from tests.support.engine_core_bench import Bench, capabilities, periodic, request
 
 CACHES: list[dict[str, Any]] = [{"block_tokens": 4, "depth": 2}, {"depth": 1}, {"depth": 2}]
 """Blocks, and slots of runners that compute one step or two at once."""
@@ -79,3 +79,27 @@ def test_moved_rows_give_the_same_texts(seed: int, cache: dict[str, Any], failur
     assert plain.moved == plain.plain_beside_prompts == 0
     assert moving.moved > 10
     assert moving.plain_beside_prompts > 4
+
+
+@pytest.mark.parametrize(("depth", "moves"), [(1, True), (2, False)])
+def test_a_text_without_repetitions_moves_until_drafts_are_possible(
+    depth: int, *, moves: bool
+) -> None:
+    """A runner that is ahead may wait for drafts, so its planner decides before each step."""
+    bench = Bench(capabilities(depth=depth), periodic)
+    plans: list[StepPlan] = []
+    launch = bench.runner.launch
+
+    def recorded(plan: StepPlan) -> None:
+        plans.append(plan)
+        launch(plan)
+
+    bench.runner.launch = recorded  # type: ignore[method-assign]
+    # The alphabet repeats itself after 26 tokens.
+    id_ = bench.ask(request("_", max_tokens=90, temperature=0.9))
+    bench.run_until_idle()
+    drafting = [number for number, plan in enumerate(plans) if any(row.drafts for row in plan.rows)]
+    assert len(bench.received[id_].text()) == 90
+    assert min(drafting) >= 26
+    assert any(plan.moved for plan in plans[:26]) == moves
+    assert not any(plan.moved for plan in plans[min(drafting) :])

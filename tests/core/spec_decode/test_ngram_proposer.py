@@ -265,6 +265,20 @@ def test_a_long_prompt_is_taken_in_slices_and_loses_no_token() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
+    prompt=st.lists(st.integers(0, 3), max_size=12), text=st.lists(st.integers(0, 3), max_size=40)
+)
+def test_may_propose_misses_no_proposal(prompt: list[int], text: list[int]) -> None:
+    proposer = NgramProposer(prompt)
+    for token in text:
+        possible = proposer.may_propose()
+        proposed = bool(proposer.chances(8))
+        assert possible or not proposed
+        if possible and proposer._lost_copy is None:
+            assert proposed
+        proposer.advance([token])
+
+
+@given(
     prompt=st.lists(st.integers(0, 3), max_size=20),
     steps=st.lists(
         st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(0, 8)),
