@@ -256,6 +256,10 @@ def runtime_config(config: ModelConfig, *, gpu: bool) -> RuntimeConfig:
             "Numbers in this model exceed the range of fp16, in which it is stored. It runs in bf16."
         )
         config = replace(config, dtype="bfloat16")
+    mx = config.quantization is not None and config.quantization.method == "mxfp8"
+    if mx and config.dtype == "float16":
+        notes.append("Scales of MXFP8 may exceed the range of fp16. The model runs in bf16.")
+        config = replace(config, dtype="bfloat16")
     return RuntimeConfig(config, tuple(notes))
 
 

@@ -60,9 +60,11 @@ PROGRAMS = {
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def emulated(program: str, word: int, dtype: torch.dtype, results: int) -> list[float]:
+def emulated(
+    program: str, word: int, dtype: torch.dtype, results: int, factor: int = 0
+) -> list[float]:
     """Emulate the few PTX instructions of the decoders on a word."""
-    held: dict[str, int] = {f"${results}": word}
+    held: dict[str, int] = {f"${results}": word, f"${results + 1}": factor}
 
     def value(name: str) -> int:
         return held[name] if name in held else int(name, 0)
@@ -122,6 +124,20 @@ def test_packed_decoder_converts_every_code_exactly(kind: tuple[str, str]) -> No
         assert pair == [wanted[a], wanted[b]]
 
 
+@pytest.mark.parametrize("exponent", [20, 60, 110, 127, w8_pack.MX_MOST])
+def test_packed_decoder_of_mxfp8_multiplies_exactly(exponent: int) -> None:
+    wanted = (w8_pack.values(CODES.view(w8_pack.E4M3)).double() * 2.0 ** (exponent - 127)).tolist()
+    factor = (exponent + 120) * 0x0080_0080
+    for code in (c for c in range(256) if c & 127 != 127):
+        other = code ^ 128
+        word = code | other << 8 | 56 << 16 | other << 24
+        four = emulated(w8_tile_ops.MX_BF16_FOUR.value, word, torch.bfloat16, 2, factor)
+        assert four == [wanted[c] for c in (code, other, 56, other)]
+        pair = code | other << 8
+        two = emulated(w8_tile_ops.MX_BF16_TWO.value, pair, torch.bfloat16, 1, factor)
+        assert two == [wanted[code], wanted[other]]
+
+
 @pytest.mark.parametrize(
     ("kind", "m", "n", "k", "config"),
     [
@@ -177,6 +193,17 @@ def test_tiled_gemm_matches_the_reference(kind: str, m: int, n: int, k: int, spl
     assert off(out.sum(0), w8_small.reference(x, weight)) < 1e-6
 
 
+def test_mxfp8_asks_for_bf16() -> None:
+    with pytest.raises(ValueError, match="bf16 wanted with MXFP8, fp16 given"):
+        w8_small.gemm(
+            rows(3, 256).half(),
+            drawn("mx", 40, 256),
+            torch.empty(1, 3, 40),
+            W8TileConfig(1, 1, 1),
+            decoder=w8_tile_ops.PLAIN,
+        )
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_dequantize_writes_the_values_of_the_codes(kind: str) -> None:
     weight = drawn(kind, 140, 256)
@@ -228,10 +255,10 @@ def test_fp8_gemm_matches_the_reference(kind: str) -> None:
     assert off(fp8_reference.gemm(x, weight), w8_small.reference(x, weight)) < 0.05
 
 
-@pytest.mark.parametrize("kind", ["row", "mx"])
+@pytest.mark.parametrize(("kind", "dtype"), [("row", torch.float16), ("mx", torch.float32)])
 @pytest.mark.parametrize("m", [1, 16, 17, 65])
-def test_gemm_supports_every_row_count(m: int, kind: str) -> None:
-    weight, x = drawn(kind, 48, 128), rows(m, 128, torch.float16)
+def test_gemm_supports_every_row_count(m: int, kind: str, dtype: torch.dtype) -> None:
+    weight, x = drawn(kind, 48, 128), rows(m, 128, dtype)
     wanted = w8_small.reference(x, weight)
     assert off(fp8_int8.gemm(x, weight).sum(0), wanted) < 1e-3
     assert torch.equal(fp8_int8.gemm(x, weight, kernels=False)[0], wanted)

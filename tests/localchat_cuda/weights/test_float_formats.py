@@ -12,7 +12,7 @@ import torch
 from localchat.errors import ModelInvalid
 from localchat.model_files.checkpoint import Checkpoint, read_checkpoint
 from localchat.model_files.safetensors import Tensor, read_safetensors
-from localchat_cuda.config.model import ModelConfig
+from localchat_cuda.config.model import ModelConfig, runtime_config
 from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.config.reader import parse_config, read_config
 from localchat_cuda.kernels.fp8_int8.pack import W8
@@ -58,8 +58,14 @@ def test_every_layout_has_the_logits_of_its_weights(kind: str, layout: str, tmp_
     assert relative_error(ours.prompt(tokens, 17), reference_logits(model, tokens)) < 1e-4
 
 
-@pytest.mark.parametrize("layout", ["nvfp4", "mxfp8"])
-@pytest.mark.parametrize(("kind", "dtype"), [("llama", torch.float16), ("qwen2", torch.float32)])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "layout"),
+    [
+        ("llama", torch.float16, "nvfp4"),
+        ("qwen2", torch.float32, "nvfp4"),
+        ("llama", torch.float32, "mxfp8"),
+    ],
+)
 def test_kernels_have_the_logits_of_the_weights(
     kind: str, dtype: torch.dtype, layout: str, tmp_path: Path
 ) -> None:
@@ -75,6 +81,15 @@ def test_kernels_have_the_logits_of_the_weights(
     )
     bound = 2e-2 if dtype == torch.float16 else 1e-3
     assert relative_error(found, reference_logits(model, tokens)) < bound
+
+
+def test_mxfp8_runs_in_bf16(tmp_path: Path) -> None:
+    for layout, dtype in (("mxfp8", "bfloat16"), ("nvfp4", "float16")):
+        (tmp_path / layout).mkdir()
+        made(layout, tmp_path / layout)
+        stored = replace(read_config(tmp_path / layout), dtype="float16")
+        runtime = runtime_config(stored, gpu=True)
+        assert (runtime.config.dtype, bool(runtime.notes)) == (dtype, dtype == "bfloat16")
 
 
 @pytest.mark.parametrize("layout", ["nvfp4", "mxfp8"])

@@ -10,13 +10,13 @@ Letters: M rows, N output and K input features, S splits of K, G = K / 128.
 
 A sum over k does not depend on the order of k. A lane of `mma` holds four neighbours in k, then the
 four 16 further, and so on; here a lane loads 16 codes that are neighbours in memory in place of those,
-and loads x by the same rule: two loads of 16 bytes. Of MXFP8 a lane loads 8 codes of each 32 columns. Rows are
-padded to 8, 16 or 32 by repeating valid ones, so that 1 to 8 rows cost the same.
+and loads x by the same rule: two loads of 16 bytes. Rows are padded to 8, 16 or 32 by repeating valid ones, so
+that 1 to 8 rows cost the same.
 
 One warp owns `blocks` times 16 output features and 128 input features at a time; the `warps` of a program take
 neighbouring parts of K and add up at the end. Grid (N / (16 * blocks), S). Row scales multiply the result,
-block scales the sum of each 128, those of MXFP8 the sum of each 32. Accumulation in fp32; the only rounding is
-that of x to its own type. With PDL the first chunk of weights is loaded before the kernel waits for x. Not
+block scales the sum of each 128, those of MXFP8 the weights, exactly. Accumulation in fp32. The only rounding
+is that of x to its own type. With PDL the first chunk of weights is loaded before the kernel waits for x. Not
 supported: more than 32 rows; tile_config.py chooses the variant for 9 to 32.
 """
 # mypy: disable-error-code="assignment"
@@ -28,7 +28,7 @@ import triton.language as tl
 
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, MX_GROUP, W8, dense
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
-from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode, power
+from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode, decode_mx, mx_factor
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
     cdiv,
@@ -88,85 +88,37 @@ def _right(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _load_group(codes, first, shape: tl.constexpr, WARPS: tl.constexpr):
-    """Load 16 rows x 32 columns for each warp: uint8 [WARPS * 512]."""
-    i = tl.arange(0, WARPS * 512)
-    row = first + i // 32 % 8 + i // (256 * WARPS) * 8
+def _exponents(scales, first, shape: tl.constexpr, WARPS: tl.constexpr):
+    """Load the exponent of each 16 codes of `_load`: int32 [WARPS * 64]. `scales`: bytes."""
+    i = tl.arange(0, WARPS * 64)
+    row = first + i // 4 % 8 + i // (32 * WARPS) * 8
     if shape.N % 16 != 0:
         row = tl.minimum(row, shape.N - 1)
-    # The sum of two terms keeps the compiler from loading 16 codes at once, half of which another lane needs.
-    offset = row * shape.K + i // 256 % WARPS * 128 + i // 8 % 4 * 8 + i % 8
-    return tl.load(codes + offset, eviction_policy="evict_first")
-
-
-@triton.jit
-def _left_group(w, WARPS: tl.constexpr):
-    """Arrange those codes as a left operand [WARPS, 16, 32]."""
-    w = tl.permute(tl.reshape(w, (2, WARPS, 8, 4, 2, 4)), (1, 0, 2, 4, 3, 5))
-    return tl.reshape(w, (WARPS, 16, 32))
-
-
-@triton.jit
-def _right_group(x, first, M, K: tl.constexpr, WARPS: tl.constexpr):
-    """Load eight rows of x in the same order of k: [WARPS, 32, 8]."""
-    k = tl.arange(0, 32)
-    m = (first + tl.arange(0, 8)) % M
-    warp = tl.arange(0, WARPS)
-    tile = tl.load(x + m[:, None, None] * K + warp[None, :, None] * 128 + k[None, None, :])
-    tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4)), (1, 3, 2, 4, 0))
-    return tl.reshape(tile, (WARPS, 32, 8))
-
-
-@triton.jit
-def _words(scales, first, chunk, shape: tl.constexpr, WARPS: tl.constexpr):
-    """Load the exponents of 16 rows x 128 columns for each warp: int32 [WARPS, 16]."""
-    n = first + tl.arange(0, 16)[None, :]
-    if shape.N % 16 != 0:
-        n = tl.minimum(n, shape.N - 1)
-    return tl.load(scales + n * (shape.K // 128) + chunk * WARPS + tl.arange(0, WARPS)[:, None])
+    return tl.load(scales + row * (shape.K // 32) + i // 32 % WARPS * 4 + i % 4 // 2).to(tl.int32)
 
 
 @triton.jit
 def _mx_chunk(codes, scales, first, chunk, shape: tl.constexpr, tile: tl.constexpr):
-    """Load four groups of codes of each block, and their exponents."""
+    """Load two halves of a chunk of MXFP8 for each block, and their exponents."""
     BLOCKS: tl.constexpr = tile.blocks
+    WARPS: tl.constexpr = tile.warps
+    codes += chunk * (128 * WARPS)
+    exponents = scales.to(tl.pointer_type(tl.uint8)) + chunk * (4 * WARPS)
     result = ()
     for b in tl.static_range(BLOCKS):
         row = first + 16 * b
-        for g in tl.static_range(4):
-            pointer = codes + chunk * (128 * tile.warps) + 32 * g
-            result = result + (_load_group(pointer, row, shape, tile.warps),)
-        result = result + (_words(scales, row, chunk, shape, tile.warps),)
+        for half in tl.static_range(2):
+            result = result + (_load(codes + 64 * half, row, shape, WARPS),)
+            result = result + (_exponents(exponents + 2 * half, row, shape, WARPS),)
     return result
 
 
 @triton.jit
-def _multiply_mx(
-    sums, loaded, x, chunk, M, shape: tl.constexpr, tile: tl.constexpr, PARTS: tl.constexpr
-):
-    """Add the products of a chunk of MXFP8, from `_mx_chunk`."""
-    BLOCKS: tl.constexpr = tile.blocks
-    WARPS: tl.constexpr = tile.warps
-    like = x.dtype.element_ty
-    xs = ()
-    for p in tl.static_range(PARTS):
-        for g in tl.static_range(4):
-            pointer = x + chunk * (128 * WARPS) + 32 * g
-            xs = xs + (_right_group(pointer, 8 * p, M, shape.K, WARPS),)
-    result = ()
-    for b in tl.static_range(BLOCKS):
-        own = sums[b * PARTS : (b + 1) * PARTS]
-        for g in tl.static_range(4):
-            w = decode(loaded[5 * b + g], like, shape.WHOLE, shape.DECODER, True)
-            w = _left_group(w, WARPS)
-            scale = power(loaded[5 * b + 4], g)[:, :, None]
-            grown = ()
-            for p in tl.static_range(PARTS):
-                part = tl.dot(w, xs[4 * p + g], input_precision="ieee")
-                grown = grown + (own[p] + part * scale,)
-            own = grown
-        result = result + own
-    return result
+def _mx_left(w, exponents, like, shape: tl.constexpr, WARPS: tl.constexpr):
+    """Decode codes of `_load` with their powers of two, as a left operand."""
+    factors = tl.broadcast_to(mx_factor(exponents)[:, None], (WARPS * 64, 16))
+    w = decode_mx(tl.reshape(w, (WARPS * 64, 16)), factors, like, shape.DECODER, True)
+    return _left(tl.reshape(w, (WARPS * 1024,)), WARPS)
 
 
 @triton.jit
@@ -198,44 +150,6 @@ def _scale(scales, row, chunk, G: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _multiply_halves(
-    sums,
-    ws,
-    x,
-    scales,
-    first,
-    chunk,
-    M,
-    shape: tl.constexpr,
-    tile: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    K: tl.constexpr = shape.K
-    BLOCKS: tl.constexpr = tile.blocks
-    WARPS: tl.constexpr = tile.warps
-    like = x.dtype.element_ty
-    xs = ()
-    for p in tl.static_range(PARTS):
-        pointer = x + chunk * (128 * WARPS)
-        xs = xs + (_right(pointer, 8 * p, M, K, WARPS), _right(pointer + 64, 8 * p, M, K, WARPS))
-    result = ()
-    for b in tl.static_range(BLOCKS):
-        low = _left(decode(ws[2 * b], like, shape.WHOLE, shape.DECODER, True), WARPS)
-        high = _left(decode(ws[2 * b + 1], like, shape.WHOLE, shape.DECODER, True), WARPS)
-        for p in tl.static_range(PARTS):
-            total = sums[b * PARTS + p]
-            if shape.SHARED:
-                part = tl.dot(low, xs[2 * p], input_precision="ieee")
-                part = tl.dot(high, xs[2 * p + 1], part, input_precision="ieee")
-                total += part * _scale(scales, first + 16 * b, chunk, K // 128, WARPS)
-            else:
-                total = tl.dot(low, xs[2 * p], total, input_precision="ieee")
-                total = tl.dot(high, xs[2 * p + 1], total, input_precision="ieee")
-            result = result + (total,)
-    return result
-
-
-@triton.jit
 def _multiply(
     sums,
     ws,
@@ -249,10 +163,33 @@ def _multiply(
     PARTS: tl.constexpr,
 ):
     """Add the products of a chunk, which `_chunk` has loaded."""
-    if shape.MX:
-        return _multiply_mx(sums, ws, x, chunk, M, shape, tile, PARTS)
-    else:
-        return _multiply_halves(sums, ws, x, scales, first, chunk, M, shape, tile, PARTS)
+    K: tl.constexpr = shape.K
+    BLOCKS: tl.constexpr = tile.blocks
+    WARPS: tl.constexpr = tile.warps
+    like = x.dtype.element_ty
+    xs = ()
+    for p in tl.static_range(PARTS):
+        pointer = x + chunk * (128 * WARPS)
+        xs = xs + (_right(pointer, 8 * p, M, K, WARPS), _right(pointer + 64, 8 * p, M, K, WARPS))
+    result = ()
+    for b in tl.static_range(BLOCKS):
+        if shape.MX:
+            low = _mx_left(ws[4 * b], ws[4 * b + 1], like, shape, WARPS)
+            high = _mx_left(ws[4 * b + 2], ws[4 * b + 3], like, shape, WARPS)
+        else:
+            low = _left(decode(ws[2 * b], like, shape.WHOLE, shape.DECODER, True), WARPS)
+            high = _left(decode(ws[2 * b + 1], like, shape.WHOLE, shape.DECODER, True), WARPS)
+        for p in tl.static_range(PARTS):
+            total = sums[b * PARTS + p]
+            if shape.SHARED:
+                part = tl.dot(low, xs[2 * p], input_precision="ieee")
+                part = tl.dot(high, xs[2 * p + 1], part, input_precision="ieee")
+                total += part * _scale(scales, first + 16 * b, chunk, K // 128, WARPS)
+            else:
+                total = tl.dot(low, xs[2 * p], total, input_precision="ieee")
+                total = tl.dot(high, xs[2 * p + 1], total, input_precision="ieee")
+            result = result + (total,)
+    return result
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -314,6 +251,8 @@ def check(x: torch.Tensor, weight: W8, out: torch.Tensor, splits: int, *, max_ro
     elif weight.mx:
         scale_shape = n, k // MX_GROUP
         scale_dtype = torch.uint8
+    if weight.mx and x.dtype == torch.float16:
+        raise ValueError("x: bf16 wanted with MXFP8, fp16 given")
     require("x", x, (m, k), FLOATS, device)
     require("weight.codes", weight.raw, (n, k), (torch.uint8,), device)
     require("weight.scales", weight.scales, scale_shape, (scale_dtype,), device)

@@ -14,7 +14,7 @@ import triton.language as tl
 from localchat_cuda.kernels.fp8_int8.gemm_small import check
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_config import W8TileConfig
-from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode, power
+from localchat_cuda.kernels.fp8_int8.tile_ops import W8Shape, decode, decode_mx, mx_factor
 from localchat_cuda.kernels.launch import KernelLaunch, cdiv, power_of_two, release, traits, wait
 
 MAX_ROWS = 64
@@ -52,32 +52,29 @@ def _tiled_kernel(
     BN: tl.constexpr = 16 * tile.blocks
     SPLITS: tl.constexpr = tile.splits
     G: tl.constexpr = K // 128
-    # Columns of a product. Those of MXFP8 share a scale.
-    BK: tl.constexpr = 32 if shape.MX else 128
     release(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     split = tl.program_id(1)
-    k = tl.arange(0, BK)
+    k = tl.arange(0, 128)
     m = tl.arange(0, MP)
     row = codes + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + k[None, :]
     column = x + (m % M)[None, :] * K + k[:, None]
     total = tl.zeros((BN, MP), tl.float32)
     wait(PDL)
     for g in tl.range(split * G // SPLITS, (split + 1) * G // SPLITS, 1, num_stages=tile.stages):
+        w = tl.load(row + g * 128, eviction_policy="evict_first")
         if shape.MX:
             words = tl.load(scales + tl.minimum(n, N - 1) * G + g)
-        for j in tl.static_range(128 // BK):
-            w = tl.load(row + (g * 128 + j * BK), eviction_policy="evict_first")
+            exponents = (words[:, None] >> (8 * (k // 32))[None, :]) & 255
+            w = decode_mx(w, mx_factor(exponents), x.dtype.element_ty, shape.DECODER, FOUR)
+        else:
             w = decode(w, x.dtype.element_ty, shape.WHOLE, shape.DECODER, FOUR)
-            xs = tl.load(column + (g * 128 + j * BK))
-            if shape.SHARED:
-                scale = tl.load(scales + tl.minimum(n, N - 1) // 128 * G + g)
-                total += tl.dot(w, xs, input_precision="ieee") * scale[:, None]
-            elif shape.MX:
-                part = tl.dot(w, xs, input_precision="ieee")
-                total += part * power(words, j)[:, None]
-            else:
-                total = _landed(tl.dot(w, xs, total, input_precision="ieee"), shape.DECODER)
+        xs = tl.load(column + g * 128)
+        if shape.SHARED:
+            scale = tl.load(scales + tl.minimum(n, N - 1) // 128 * G + g)
+            total += tl.dot(w, xs, input_precision="ieee") * scale[:, None]
+        else:
+            total = _landed(tl.dot(w, xs, total, input_precision="ieee"), shape.DECODER)
     if not shape.SHARED and not shape.MX:
         total = total * tl.load(scales + n, mask=n < N, other=0.0)[:, None]
     offsets = (split * M + m).to(tl.int64)[None, :] * N + n[:, None]

@@ -5,7 +5,7 @@ Letters: N output and K input features, G = K / 128.
     w[n, k] = scale * value(code[n, k])        scale [N], or one for each block of 128 x 128
 
 MXFP8 has a scale for each 32 columns of a row, a power of two of which the exponent is stored (e8m0, biased by
-127; 255 is no number). The kernels multiply sums over 32 columns by it in fp32, so no weight is rounded.
+127; 255 is no number). In bf16, weights are multiplied by it exactly. The range of fp16 is too small for that.
 
 A code is a sign bit and seven more. `e4m3`: four of exponent (bias 7) and three of mantissa, as torch's
 float8_e4m3fn, up to 448; the NaN code 0x7f is never stored. `whole`: sign and magnitude, -127 to 127, not
@@ -24,6 +24,8 @@ import torch
 BLOCK = 128
 MX_GROUP = 32
 """Columns that share a scale in MXFP8."""
+MX_MOST = 134
+"""Largest exponent of MXFP8, a scale of 2^7: see tile_ops.mx_factor."""
 E4M3 = torch.float8_e4m3fn
 E4M3_MOST = 448.0
 _SLICE_ROWS = 4096

@@ -10,9 +10,10 @@ byte permutation, become fp16 or bf16 together:
     whole   set the exponent of 1024 (fp16) or 128 (bf16), so that the seven bits are its last digits, and
             subtract the same number with the same sign
 
-Seven or eight operations for four codes. GPUs from compute capability 8.9 on convert e4m3 to fp16 themselves,
-two by one operation; to bf16 they would go through fp32, slower than this. The shift and multiplication
-for e4m3 is Marlin's; sign-and-magnitude codes for whole numbers are our own.
+Seven or eight operations for four codes. MXFP8 in bf16 takes no more, because its power of two is part of the
+factor. GPUs from compute capability 8.9 on convert e4m3 to fp16 themselves, two by one operation; to bf16 they
+would go through fp32, slower than this. The shift and multiplication for e4m3 is Marlin's; sign-and-magnitude
+codes for whole numbers are our own.
 """
 
 from typing import NamedTuple
@@ -35,6 +36,7 @@ _E4M3_BF16 = (
     "shl.b32 a, a, 4; and.b32 a, a, 0x87f087f0; mov.b32 b, 0x7b807b80; mov.b32 c, 0x80008000;"
     "fma.rn.bf16x2 {0}, a, b, c;"
 )
+_MX_BF16 = "shl.b32 a, a, 4; and.b32 a, a, 0x87f087f0; mov.b32 c, 0x80008000; fma.rn.bf16x2 {0}, a, {1}, c;"
 _WHOLE_FP16 = (
     "lop3.b32 b, a, 0x807f807f, 0x64006400, 0xea; lop3.b32 a, a, 0x80008000, 0xe400e400, 0x6a;"
     "add.rn.f16x2 {0}, b, a;"
@@ -77,6 +79,16 @@ def _two(body: str) -> str:
     )
 
 
+def _four_scaled(body: str) -> str:
+    """Four codes in $2, with a factor for two of them in each of $3 to $6, which are equal."""
+    return _four(body.replace("{1}", "$3"))
+
+
+def _two_scaled(body: str) -> str:
+    """Two codes in $1, with their factors in $2 and $3, which are equal."""
+    return _two(body.replace("{1}", "$2"))
+
+
 E4M3_FP16_FOUR = tl.constexpr(_four(_E4M3_FP16))
 E4M3_BF16_FOUR = tl.constexpr(_four(_E4M3_BF16))
 WHOLE_FP16_FOUR = tl.constexpr(_four(_WHOLE_FP16))
@@ -85,6 +97,8 @@ E4M3_FP16_TWO = tl.constexpr(_two(_E4M3_FP16))
 E4M3_BF16_TWO = tl.constexpr(_two(_E4M3_BF16))
 WHOLE_FP16_TWO = tl.constexpr(_two(_WHOLE_FP16))
 WHOLE_BF16_TWO = tl.constexpr(_two(_WHOLE_BF16))
+MX_BF16_FOUR = tl.constexpr(_four_scaled(_MX_BF16))
+MX_BF16_TWO = tl.constexpr(_two_scaled(_MX_BF16))
 
 
 @triton.jit
@@ -145,3 +159,39 @@ def decode(w, like, WHOLE: tl.constexpr, DECODER: tl.constexpr, FOUR: tl.constex
             return _bf16(w, True, WHOLE_BF16_FOUR if WHOLE else E4M3_BF16_FOUR)
         else:
             return _bf16(w, False, WHOLE_BF16_TWO if WHOLE else E4M3_BF16_TWO)
+
+
+@triton.jit
+def mx_factor(exponents):
+    """Return the factors of `decode_mx` for exponents of MXFP8, in int32.
+
+    A factor is 2^120 times the power of two in bf16, twice. Larger powers than 2^7 do not fit (pack.MX_MOST).
+    """
+    field = (exponents + 120) << 7
+    return field | (field << 16)
+
+
+@triton.jit
+def decode_mx(w, factors, like, DECODER: tl.constexpr, FOUR: tl.constexpr):
+    """Decode codes of MXFP8, times their power of two, exactly. `factors`: for each code, from `mx_factor`.
+
+    `like`: bf16, or fp32 in the interpreter. FOUR: as for `decode`. Codes that are decoded together share a
+    factor.
+    """
+    if DECODER == 0:
+        power_of_two = ((factors & 0xFFFF) - (120 << 7)) << 16
+        value = _plain(w, tl.float32, False) * power_of_two.to(tl.float32, bitcast=True)
+        return value.to(like)
+    elif FOUR:
+        return tl.inline_asm_elementwise(
+            MX_BF16_FOUR,
+            "=&r,=&r,r,r,r,r,r",
+            [w, factors],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            MX_BF16_TWO, "=r,h,r,r", [w, factors], dtype=tl.bfloat16, is_pure=True, pack=2
+        )

@@ -11,11 +11,9 @@ Open Compute Project, Microscaling Formats 1.0 (2023).
 import torch
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.kernels.fp8_int8.pack import E4M3, MX_GROUP, W8, padded
+from localchat_cuda.kernels.fp8_int8.pack import E4M3, MX_GROUP, MX_MOST, W8, padded
 from localchat_cuda.weights.source import LoadTarget
 from localchat_cuda.weights.values import all_true
-
-_NAN = 255
 
 
 class Mxfp8:
@@ -31,9 +29,9 @@ class Mxfp8:
         codes = self.target.tensor(f"{prefix}.weight", (n, k), E4M3)
         name = f"{prefix}.weight_scale"
         exponents = self.target.tensor(name, (n, k // MX_GROUP), torch.uint8)
-        if not all_true(exponents != _NAN, on_meta=True):
+        if not all_true(exponents <= MX_MOST, on_meta=True):
             raise ModelInvalid(
-                f"{name} has scales that are not a number.",
+                f"{name} has scales above {2 ** (MX_MOST - 127)} or that are not a number.",
                 hint="The file may be damaged: download it again, or use another quantization of the model.",
             )
         return padded(W8(codes, exponents)).aligned()
