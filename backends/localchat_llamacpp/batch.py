@@ -1,4 +1,4 @@
-"""A reusable llama_batch over numpy arrays.
+"""A reusable llama_batch over numpy arrays, and arrays over what the library computes.
 
 Filling 512 tokens by slices takes 2 µs. The binding fills batches token by token through ctypes.
 """
@@ -11,6 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localchat_llamacpp.native import library
+
+_FLOATS = ctypes.POINTER(ctypes.c_float)
+
+
+def float_array(address: int, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Return an array of this shape at an address of the library."""
+    return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape)
 
 
 class Batch:

@@ -176,7 +176,7 @@ _GET_STATES: Final = "_Z26llama_get_embeddings_nextnP13llama_context"
 _SET_STATES: Final = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
 """Symbols of the functions for prediction heads, which src/llama-ext.h declares in C++."""
 _FUNCTIONS: Final[Mapping[str, _Signature]] = {
-    _GET_STATES: (_Floats, (c_void_p,)),
+    _GET_STATES: (c_void_p, (c_void_p,)),
     _SET_STATES: (None, (c_void_p, c_bool, c_bool)),
     "ggml_backend_cpu_buffer_type": (c_void_p, ()),
     "ggml_backend_dev_count": (c_size_t, ()),
@@ -193,7 +193,7 @@ _FUNCTIONS: Final[Mapping[str, _Signature]] = {
     "llama_encode": (c_int32, (c_void_p, NativeBatch)),
     "llama_free": _DROP,
     "llama_get_embeddings_seq": (_Floats, (c_void_p, c_int32)),
-    "llama_get_logits": (_Floats, (c_void_p,)),
+    "llama_get_logits": (c_void_p, (c_void_p,)),
     "llama_get_logits_ith": (_Floats, (c_void_p, c_int32)),
     "llama_get_memory": (c_void_p, (c_void_p,)),
     "llama_log_set": (None, (_LogCallback, c_void_p)),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from localchat.backend_api.drafter import NO_DRAFT, Draft, DraftAsk, shared_vocabulary, unfit
 from localchat.backend_api.interface import LoadRequest, Progress, SamplingParams
 from localchat.backend_api.sampling.reference import Sampler
-from localchat_llamacpp.batch import Batch
+from localchat_llamacpp.batch import Batch, float_array
 from localchat_llamacpp.draft_shape import draft_shape
 from localchat_llamacpp.head_states import HeadStates
 from localchat_llamacpp.native import Buffer, library
@@ -359,12 +359,12 @@ class LlamaDrafter:
 
     def _logits(self, rows: int) -> NDArray[np.float32]:
         """Return the logits (rows, V) of the last decode, in the library's buffer."""
-        pointer = self._api.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(pointer, (rows, self._vocab_size))[:, : self._shared]
+        address = self._api.llama_get_logits(self._context)
+        return float_array(address, (rows, self._vocab_size))[:, : self._shared]
 
     def _new_states(self) -> NDArray[np.float32]:
         """Return a head's own states (T, E) of the last decode, in the library's buffer."""
         if self.states is None:
             return np.empty((self._batch.size, 0), np.float32)
-        pointer = self._api.llama_get_embeddings_nextn(self._context)
-        return np.ctypeslib.as_array(pointer, (self._batch.size, self._width))
+        address = self._api.llama_get_embeddings_nextn(self._context)
+        return float_array(address, (self._batch.size, self._width))

@@ -37,7 +37,7 @@ from localchat.backend_api.sampling.reference import GREEDY_BELOW, Sampler
 from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.errors import LocalchatError
 from localchat_llamacpp.adapters import LoadedAdapters
-from localchat_llamacpp.batch import Batch, EmbeddingBatch
+from localchat_llamacpp.batch import Batch, EmbeddingBatch, float_array
 from localchat_llamacpp.drafter import LlamaDrafter
 from localchat_llamacpp.head_states import PROMPT_STATES, HeadStates
 from localchat_llamacpp.media_api import media_library
@@ -525,11 +525,10 @@ class LlamaCppRunner:
         """Store the states of the tokens of the last decode."""
         states = self._head_states
         assert states is not None
-        pointer = self._api.llama_get_embeddings_nextn(self._context)
-        address = ctypes.addressof(pointer.contents)
+        address = self._api.llama_get_embeddings_nextn(self._context)
         # Creating a view takes longer than copying the states of a decode step.
         if address != self._states_address or self._batch.size > len(self._states):
-            self._states = np.ctypeslib.as_array(pointer, (self._batch.size, states.width))
+            self._states = float_array(address, (self._batch.size, states.width))
             self._states_address = address
         first = 0
         for number, begin, end in part.stretches:
@@ -582,11 +581,10 @@ class LlamaCppRunner:
         if not rows:
             self._api.llama_synchronize(self._context)
             return
-        pointer = self._api.llama_get_logits(self._context)
-        where = ctypes.addressof(pointer.contents)
-        if where != self._logits_address or rows > len(self._logits):
-            self._logits = np.ctypeslib.as_array(pointer, (rows, self._vocab_size))
-            self._logits_address = where
+        address = self._api.llama_get_logits(self._context)
+        if address != self._logits_address or rows > len(self._logits):
+            self._logits = float_array(address, (rows, self._vocab_size))
+            self._logits_address = address
 
     def _earliest(self, plan: StepPlan) -> tuple[int, ...]:
         if self.capabilities.rewind != "last_n":
