@@ -10,7 +10,13 @@ import msgspec
 
 from localchat.chat.conversation import AnswerMetrics, Conversation, Node
 from localchat.chat.overflow import Count
-from localchat.chat.prompt_messages import SUMMARY_ROLE, as_sent, exchanges, sent_nodes
+from localchat.chat.prompt_messages import (
+    SUMMARY_ROLE,
+    as_sent,
+    exchanges,
+    sent_nodes,
+    sent_summaries,
+)
 from localchat.engine.attachments import described_content
 from localchat.engine.events import Done, Event, MetricsSnapshot, Prefill
 from localchat.engine.interface import EngineInfo
@@ -29,8 +35,6 @@ _KEPT_EXCHANGES: Final = 3
 _MIN_CHUNK_CHARACTERS: Final = 16
 _TOKENS_PER_CHARACTER: Final = 4
 """Upper bound for every tokenizer: the bytes of a character in UTF-8."""
-_UNKNOWN_TOKENS: Final = 1 << 40
-"""Length of a prompt that is too long to count."""
 
 
 class Compaction:
@@ -47,6 +51,8 @@ class Compaction:
         self._count = count
         self.summary_tokens = max(min(context_tokens // 4, _MAX_SUMMARY_TOKENS), 1)
         self._allowed = context_tokens - self.summary_tokens
+        self._earlier = sent_summaries(conversation)
+        """Summaries that the new one includes."""
         groups = exchanges(sent_nodes(conversation))
         kept = self._kept(groups, context_tokens // 2)
         self.replaced: tuple[Node, ...] = tuple(
@@ -58,7 +64,7 @@ class Compaction:
                 "there is nothing to summarize: only the last question is sent",
                 hint="shorten it, or use a longer context",
             )
-        self._summary = "\n\n".join(node.message.content for node in self._earlier())
+        self._summary = "\n\n".join(node.message.content for node in self._earlier)
         self._text = "\n\n".join(
             f"{node.message.role}: {content}"
             for node in self.replaced
@@ -121,7 +127,7 @@ class Compaction:
         parent = conversation.head
         if waiting is not None:
             parent = waiting.parent
-        replaced = (*self._earlier(), *self.replaced)
+        replaced = (*self._earlier, *self.replaced)
         summary = conversation.add(
             Message(SUMMARY_ROLE, self._summary),
             parent=parent,
@@ -148,17 +154,11 @@ class Compaction:
             return None
         return node
 
-    def _earlier(self) -> tuple[Node, ...]:
-        """Return the summaries on the path, which the new one includes."""
-        path = self._conversation.path()
-        replaced = {id_ for node in path for id_ in node.replaces}
-        return tuple(node for node in path if node.replaces and node.id not in replaced)
-
     def _kept(self, groups: tuple[tuple[Node, ...], ...], max_tokens: int) -> int:
         """Return the number of exchanges to keep, which need at most `max_tokens`."""
         for kept in range(min(_KEPT_EXCHANGES, len(groups) - 1), 1, -1):
             nodes = tuple(node for group in groups[-kept:] for node in group)
-            if self._counted(Messages(as_sent(self._conversation, nodes))) <= max_tokens:
+            if self._count(Messages(as_sent(self._conversation, nodes))) <= max_tokens:
                 return kept
         return 1
 
@@ -166,7 +166,7 @@ class Compaction:
         """Return how many characters to read next. Bisects for the longest chunk that fits."""
         start = self._done
         unread = len(self._text) - self._done
-        base = self._counted(self._messages(start))
+        base = self._count(self._messages(start))
         step = (self._allowed - base) // _TOKENS_PER_CHARACTER
         if step < _MIN_CHUNK_CHARACTERS:
             raise ContextExceeded(
@@ -188,13 +188,7 @@ class Compaction:
         return min(low * step, unread)
 
     def _fits(self, end: int) -> bool:
-        return self._counted(self._messages(end)) <= self._allowed
-
-    def _counted(self, messages: Messages) -> int:
-        try:
-            return self._count(messages)
-        except ContextExceeded:
-            return _UNKNOWN_TOKENS
+        return self._count(self._messages(end)) <= self._allowed
 
     def _messages(self, end: int) -> Messages:
         first = self._done == 0 and not self._summary

@@ -21,7 +21,7 @@ from localchat.fit.steps import StepName
 from localchat.units import counted, tokens
 
 Count: TypeAlias = Callable[[Messages], int]
-"""Counts the tokens of a prompt. May raise ContextExceeded for a prompt that is too long to count."""
+"""Counts the tokens of a prompt. A prompt that is too long to count has more than any context."""
 
 Action: TypeAlias = Literal["leave_out_oldest", "compact", "longer_context"]
 _LOADS: Final[tuple[StepName, ...]] = ("context", "kv_type")
@@ -36,7 +36,17 @@ _UNKNOWN_TOKENS: Final = 1 << 40
 
 def counter(engine: Engine) -> Count:
     """Return a counter that uses the engine's template and tokenizer."""
-    return lambda messages: len(engine.prompt_tokens(messages))
+
+    def count(messages: Messages) -> int:
+        try:
+            return len(engine.prompt_tokens(messages))
+        except ContextExceeded as problem:
+            prompt_tokens = problem.details.get("prompt_tokens")
+            if isinstance(prompt_tokens, int):
+                return prompt_tokens
+            return _UNKNOWN_TOKENS
+
+    return count
 
 
 def reserve_tokens(context_tokens: int, max_tokens: int | None = None) -> int:
@@ -112,7 +122,7 @@ def examine(
     """Find the choices for a conversation whose next prompt is too long.
 
     `refusal` is the engine's error. It knows the context if the `info` of a remote engine does not. Raises
-    what `count` raises, apart from ContextExceeded; UsageError if the length of the context is unknown.
+    what `count` raises; UsageError if the length of the context is unknown.
     """
     refused_context = _context_of(refusal)
     if refused_context > 0:
@@ -120,7 +130,7 @@ def examine(
     if info.context_tokens < 1:
         raise UsageError("the length of the context is unknown: the server does not report it")
     reserve = reserve_tokens(info.context_tokens, max_tokens)
-    search = _LeaveOutSearch(conversation, count, thinking)
+    search = LeaveOutSearch(conversation, count, thinking)
     prompt_tokens = search.measured(0)
     if refusal is not None and prompt_tokens < info.context_tokens:
         raise UsageError("the engine refused the conversation, but by its own numbers it fits")
@@ -153,23 +163,6 @@ def known_context(info: EngineInfo, overflow: Overflow | None) -> int:
     return min((context for context in contexts if context > 0), default=0)
 
 
-def plan_leave_out(
-    conversation: Conversation,
-    count: Count,
-    context_tokens: int,
-    reserve: int,
-    *,
-    thinking: ReasoningChoice = "auto",
-) -> LeaveOutPlan | None:
-    """Plan to leave out as few of the oldest exchanges as possible.
-
-    The prompt and the reserve then fit. Instructions, a summary and the last question always stay. Returns
-    None if they alone are too long, and an empty plan if everything fits. Raises what `count` raises, apart
-    from ContextExceeded.
-    """
-    return _LeaveOutSearch(conversation, count, thinking).plan(context_tokens - reserve)
-
-
 def leave_out(conversation: Conversation, plan: LeaveOutPlan) -> None:
     """Apply a plan, and leave out the oldest again whenever the conversation outgrows the context."""
     nodes = (*conversation.policy.left_out, *plan.nodes)
@@ -186,10 +179,12 @@ def unsent_sentence(messages: int, unsent_tokens: int) -> str:
     return f"{counted(messages, 'message')}, {tokens(unsent_tokens)} not sent"
 
 
-class _LeaveOutSearch:
+class LeaveOutSearch:
     """Searches for the number of exchanges to leave out. Counts each candidate once."""
 
-    def __init__(self, conversation: Conversation, count: Count, thinking: ReasoningChoice) -> None:
+    def __init__(
+        self, conversation: Conversation, count: Count, thinking: ReasoningChoice = "auto"
+    ) -> None:
         self._conversation = conversation
         self._count = count
         self._thinking = thinking
@@ -210,16 +205,14 @@ class _LeaveOutSearch:
         return self._counts[dropped]
 
     def _counted(self, messages: tuple[Message, ...]) -> int:
-        try:
-            return self._count(Messages(messages, thinking=self._thinking))
-        except ContextExceeded as problem:
-            prompt_tokens = problem.details.get("prompt_tokens")
-            if isinstance(prompt_tokens, int):
-                return prompt_tokens
-            return _UNKNOWN_TOKENS
+        return self._count(Messages(messages, thinking=self._thinking))
 
     def plan(self, allowed: int) -> LeaveOutPlan | None:
-        """Return the smallest plan that leaves at most `allowed` tokens."""
+        """Plan to leave out as few of the oldest exchanges as possible, so that `allowed` tokens suffice.
+
+        Instructions, a summary and the last question always stay. Returns None if they alone are too long, and
+        an empty plan if everything fits. Raises what `count` raises.
+        """
         dropped = bisect_left(
             range(self.max_dropped + 1), True, key=lambda number: self.measured(number) <= allowed
         )
@@ -242,7 +235,7 @@ class _LeaveOutSearch:
 
 
 def _choices(
-    search: _LeaveOutSearch, prompt_tokens: int, plan: LeaveOutPlan | None, info: EngineInfo
+    search: LeaveOutSearch, prompt_tokens: int, plan: LeaveOutPlan | None, info: EngineInfo
 ) -> list[OverflowChoice]:
     choices: list[OverflowChoice] = []
     if plan is not None and plan.nodes:
@@ -296,8 +289,8 @@ def leave_out_by_policy(
     if conversation.policy.kind != "leave_out_oldest":
         return None
     context = _context_of(refusal) or engine.info().context_tokens
-    reserve = reserve_tokens(context, max_tokens)
-    plan = plan_leave_out(conversation, counter(engine), context, reserve, thinking=thinking)
+    search = LeaveOutSearch(conversation, counter(engine), thinking)
+    plan = search.plan(context - reserve_tokens(context, max_tokens))
     if plan is None or not plan.nodes:
         return None
     return plan

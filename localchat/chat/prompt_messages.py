@@ -38,7 +38,9 @@ def as_sent(conversation: Conversation, nodes: Sequence[Node]) -> tuple[Message,
     messages: list[Message] = []
     if conversation.system:
         messages.append(Message("system", conversation.system))
-    opening = _summaries(conversation)
+    opening = ""
+    if summaries := [node.message.content for node in sent_summaries(conversation)]:
+        opening = "\n\n".join([_BEFORE_SUMMARY, *summaries, _AFTER_SUMMARY])
     for node in nodes:
         message = without_loop(node)
         if message.role == "assistant" and _is_empty(message):
@@ -125,14 +127,11 @@ def _exchanges(nodes: Sequence[Node]) -> Iterator[Exchange]:
         yield tuple(exchange)
 
 
-def _summaries(conversation: Conversation) -> str:
+def sent_summaries(conversation: Conversation) -> tuple[Node, ...]:
     """Return the summaries on the path that no later one replaces."""
     path = conversation.path()
     replaced = {id_ for node in path for id_ in node.replaces}
-    texts = [node.message.content for node in path if node.replaces and node.id not in replaced]
-    if not texts:
-        return ""
-    return "\n\n".join([_BEFORE_SUMMARY, *texts, _AFTER_SUMMARY])
+    return tuple(node for node in path if node.replaces and node.id not in replaced)
 
 
 def _is_empty(message: Message) -> bool:

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from localchat.chat.compaction import Compaction, without_summary
 from localchat.chat.conversation import Conversation, Policy
 from localchat.chat.overflow import (
+    LeaveOutSearch,
     counter,
     examine,
     known_context,
     leave_out,
     longer_context,
-    plan_leave_out,
     reserve_tokens,
     send_everything,
 )
@@ -87,7 +87,7 @@ def test_a_cut_is_the_smallest_that_fits_and_tells_exact_numbers(
     conversation = talk(sizes, system=system)
     whole = sent_tokens(conversation)
     path = conversation.path()
-    cut = plan_leave_out(conversation, COUNT, allowed + 100, 100)
+    cut = LeaveOutSearch(conversation, COUNT).plan(allowed)
     least = talk([], system=system)
     if cut is None:
         assert sent_tokens(least) > allowed
@@ -111,7 +111,7 @@ def test_few_counts_find_the_cut() -> None:
         calls += 1
         return COUNT(messages)
 
-    cut = plan_leave_out(talk([index % 90 for index in range(500)]), count, 10_000, 2_500)
+    cut = LeaveOutSearch(talk([index % 90 for index in range(500)]), count).plan(7_500)
     assert cut is not None
     assert 0 < len(cut.nodes) < 1000
     assert calls <= 11
@@ -121,7 +121,7 @@ def test_a_second_cut_tells_all_that_is_not_sent() -> None:
     conversation = talk([100] * 20)
     whole = sent_tokens(conversation)
     for allowed in (3000, 1000):
-        cut = plan_leave_out(conversation, COUNT, allowed, 0)
+        cut = LeaveOutSearch(conversation, COUNT).plan(allowed)
         assert cut is not None
         leave_out(conversation, cut)
     assert cut is not None
@@ -140,14 +140,17 @@ def test_the_last_question_and_the_instructions_always_stay() -> None:
     assert "alone" not in examine(talk([100] * 20), COUNT, ENGINE.info()).sentence
 
 
-def test_what_cannot_be_counted_is_too_long() -> None:
-    def count(messages: Messages) -> int:
-        tokens = COUNT(messages)
-        if tokens > 3000:
-            raise ContextExceeded("too long", prompt_tokens=2500, context_tokens=2000)
-        return tokens
+@pytest.mark.parametrize("details", [{}, {"prompt_tokens": 2500}])
+def test_what_cannot_be_counted_is_too_long(details: dict[str, Any]) -> None:
+    class LimitedEngine(ScriptedEngine):
+        def prompt_tokens(self, messages: Messages) -> list[int]:
+            tokens = super().prompt_tokens(messages)
+            if len(tokens) > 3000:
+                raise ContextExceeded("too long", context_tokens=2000, **details)
+            return tokens
 
-    cut = plan_leave_out(talk([100] * 40), count, 2000, 500)
+    engine = LimitedEngine(context_tokens=2000)
+    cut = LeaveOutSearch(talk([100] * 40), counter(engine)).plan(1500)
     assert cut is not None
     assert cut.prompt_tokens <= 1500
 
