@@ -57,17 +57,11 @@ class _Match(NamedTuple):
     text: str
 
 
-def list_summaries(
-    connection: sqlite3.Connection, limit: int, before: ConversationSummary | None
-) -> list[ConversationSummary]:
-    """Return one page of conversations, newest first."""
+def list_summaries(connection: sqlite3.Connection, limit: int) -> list[ConversationSummary]:
+    """Return the conversations with messages, newest first."""
     where = f"WHERE {_NOT_DELETED} AND {_HAS_MESSAGES} "
-    values = []
-    if before is not None:
-        where += "AND (c.updated_s, c.id) < (?, ?) "
-        values = [before.updated_s, before.id]
     rows = connection.execute(
-        f"{_SUMMARY}{where}ORDER BY c.updated_s DESC, c.id DESC LIMIT ?", (*values, limit)
+        f"{_SUMMARY}{where}ORDER BY c.updated_s DESC, c.id DESC LIMIT ?", (limit,)
     )
     return [_summary(row) for row in rows]
 

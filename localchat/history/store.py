@@ -189,10 +189,10 @@ class History:
         with self._database.read() as connection:
             return summary_by_id(connection, id_)
 
-    def list(self, limit: int = 50, before: ConversationSummary | None = None) -> Summaries:
-        """Return conversations with messages, newest first. before: the last one of the previous page."""
+    def list(self, limit: int = 50) -> Summaries:
+        """Return conversations with messages, newest first."""
         with self._database.read() as connection:
-            return list_summaries(connection, limit, before)
+            return list_summaries(connection, limit)
 
     def last(self) -> ConversationSummary | None:
         """Return the conversation with the newest message. None without messages."""
