@@ -107,12 +107,6 @@ class Autosave:
                 self._lock.notify_all()
             self._thread.join(timeout_s)
 
-    def __enter__(self) -> "Autosave":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _count_change(self) -> None:
         self._changes += 1
         self._lock.notify_all()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,7 +83,7 @@ def test_a_killed_program_loses_at_most_the_last_second(tmp_path: Path, seed: in
 def test_changed_never_waits_for_the_disk(path: Path) -> None:
     """Another program holds the file for longer than a person would wait."""
     conversation = Conversation()
-    with History.open(path) as history, Autosave(history, conversation) as save:
+    with History.open(path) as history, closing(Autosave(history, conversation)) as save:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         node = conversation.add(Message("user", "hi"), parent=None)
@@ -128,7 +129,10 @@ def test_a_write_that_fails_is_tried_again_and_nothing_is_lost(path: Path) -> No
 
 def test_a_flush_tries_again_what_failed_before(path: Path) -> None:
     conversation = Conversation()
-    with History.open(path) as history, Autosave(history, conversation, cadence_s=0.01) as save:
+    with (
+        History.open(path) as history,
+        closing(Autosave(history, conversation, cadence_s=0.01)) as save,
+    ):
         control = sqlite3.connect(path, isolation_level=None)
         control.execute(
             "CREATE TRIGGER no BEFORE INSERT ON nodes BEGIN SELECT RAISE(ABORT, 'not now'); END"
@@ -179,7 +183,7 @@ def test_close_reports_what_cannot_be_kept_and_ends(path: Path) -> None:
 def test_the_newest_state_of_a_message_wins_and_its_title_comes_from_the_question() -> None:
     conversation = Conversation()
     with History.open(None) as history:
-        with Autosave(history, conversation) as save:
+        with closing(Autosave(history, conversation)) as save:
             question = conversation.add(Message("user", "What is\na KV cache?"), parent=None)
             save.changed(question)
             node = conversation.add(Message("assistant"), parent=question.id, state="open")
@@ -198,7 +202,7 @@ def test_the_newest_state_of_a_message_wins_and_its_title_comes_from_the_questio
 
 def test_a_conversation_without_a_message_leaves_no_trace_but_its_draft() -> None:
     with History.open(None) as history:
-        with Autosave(history, Conversation()) as save:
+        with closing(Autosave(history, Conversation())) as save:
             save.changed()
             save.draft("unsent")
         assert history.list() == []
@@ -209,7 +213,7 @@ def test_a_draft_leaves_the_nameless_place_when_its_conversation_begins() -> Non
     conversation = Conversation()
     with History.open(None) as history:
         history.put_draft(None, "from the last start")
-        with Autosave(history, conversation) as save:
+        with closing(Autosave(history, conversation)) as save:
             save.draft("first question")
             save.flush()
             assert history.draft(None) == "first question"
@@ -225,7 +229,7 @@ def test_a_draft_leaves_the_nameless_place_when_its_conversation_begins() -> Non
 
 def test_what_is_not_written_in_time_is_an_error(path: Path) -> None:
     conversation = Conversation()
-    with History.open(path) as history, Autosave(history, conversation) as save:
+    with History.open(path) as history, closing(Autosave(history, conversation)) as save:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         save.changed(conversation.add(Message("user", "hi"), parent=None))
@@ -237,7 +241,10 @@ def test_what_is_not_written_in_time_is_an_error(path: Path) -> None:
 
 def test_a_question_does_not_wait_for_the_cadence(path: Path) -> None:
     conversation = Conversation()
-    with History.open(path) as history, Autosave(history, conversation, cadence_s=60) as save:
+    with (
+        History.open(path) as history,
+        closing(Autosave(history, conversation, cadence_s=60)) as save,
+    ):
         first = conversation.add(Message("assistant", "begun"), parent=None)
         save.changed(first)
         while history.last() is None:

@@ -4,6 +4,7 @@ FILE`. It says on stdout how much text it has handed over, with a moment of the 
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from localchat.history.store import History
 
 def main(path: Path) -> None:
     conversation = Conversation()
-    with History.open(path) as history, Autosave(history, conversation) as save:
+    with History.open(path) as history, closing(Autosave(history, conversation)) as save:
         question = conversation.add(Message("user", "tell me"), parent=None)
         save.changed(question)
         node = conversation.add(Message("assistant"), parent=question.id, state="open")
