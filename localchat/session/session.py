@@ -638,14 +638,10 @@ class ChatSession:
 
     async def take_offer(self, action: str) -> None:
         """Make room by an offer of a notice, and send the question. Raises LocalchatError."""
-        await self.apply_offer(action)
-        await self.retry()
-
-    async def apply_offer(self, action: str) -> SummaryResult | None:
-        """Make room by an offer of a notice, without sending. Raises LocalchatError."""
         from localchat.session.too_long import apply_choice
 
-        return await apply_choice(self, action)
+        await apply_choice(self, action)
+        await self.retry()
 
     async def compact(self) -> SummaryResult:
         """Let the model summarize the older part, and send the summary instead.

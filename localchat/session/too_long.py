@@ -17,7 +17,6 @@ from localchat.chat.overflow import (
 from localchat.errors import ContextExceeded, LocalchatError, UsageError
 from localchat.session.blocks import OVERFLOW_PREFIX, Offer
 from localchat.session.interface import Session
-from localchat.session.outcome import SummaryResult
 
 NOTICE_ID: Final = "notice/too long"
 
@@ -79,19 +78,19 @@ async def leave_out_again(session: Session, problem: LocalchatError | None) -> b
     return True
 
 
-async def apply_choice(session: Session, action: str) -> SummaryResult | None:
-    """Make room by an offer of a notice. Raises LocalchatError."""
+async def apply_choice(session: Session, action: str) -> None:
+    """Make room by an offer of a notice, without sending. Raises LocalchatError."""
     choice = _choice(session.overflow, action)
     session.view.remove(NOTICE_ID)
     try:
-        return await _apply(session, choice)
+        await _apply(session, choice)
     except LocalchatError:
         assert session.overflow is not None
         _show_choices(session, session.overflow)
         raise
 
 
-async def _apply(session: Session, choice: OverflowChoice) -> SummaryResult | None:
+async def _apply(session: Session, choice: OverflowChoice) -> None:
     match choice.action:
         case "leave_out_oldest":
             assert session.overflow is not None and session.overflow.leave_out is not None
@@ -99,10 +98,9 @@ async def _apply(session: Session, choice: OverflowChoice) -> SummaryResult | No
             session.recorder.changed()
             session.show()
         case "compact":
-            return await session.compact()
+            await session.compact()
         case _:
             session.prepare_change(None, dict(choice.settings)).apply()
-    return None
 
 
 def _choice(overflow: Overflow | None, action: str) -> OverflowChoice:

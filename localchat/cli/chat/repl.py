@@ -484,12 +484,14 @@ class Repl:
 
     def _choose(self, choice: OverflowChoice) -> None:
         """Apply a choice, and ask the stored question."""
+        from localchat.session.too_long import apply_choice
+
         question = self._asked
         if question.text != self._runner.unsent:
             question = Question(self._runner.unsent)
         match choice.action:
             case "leave_out_oldest":
-                self._call(self._session.apply_offer(f"{OVERFLOW_PREFIX}{choice.action}"))
+                self._call(apply_choice(self._session, f"{OVERFLOW_PREFIX}{choice.action}"))
             case "compact":
                 if self._run_command("/compact") == "failed":
                     return
