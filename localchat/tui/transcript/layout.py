@@ -16,7 +16,6 @@ from localchat.session.blocks import (
     Offer,
     ReasoningBlock,
     SummaryBlock,
-    ToolCallBlock,
     UserBlock,
 )
 from localchat.tui.pictures.painter import PicturePainter
@@ -234,7 +233,7 @@ class BlockLayout:
             item.markdown = None
 
     def append(self, id_: str, piece: str) -> int | None:
-        """Append to an answer, reasoning or a tool call. Return the index of the block, or None."""
+        """Append to an answer or reasoning. Return the index of the block, or None."""
         index = self._index.get(id_)
         if index is None:
             return None
@@ -247,8 +246,6 @@ class BlockLayout:
                 item.block = block._replace(text=block.text + piece)
             case ReasoningBlock() as block:
                 item.block = block._replace(text=block.text + piece)
-            case ToolCallBlock() as block:
-                item.block = block._replace(arguments=block.arguments + piece)
             case _:
                 return None
         item.block_rows = None

@@ -1,7 +1,7 @@
 """Incremental layout of streaming Markdown: only text that may still change is parsed again.
 
 Text before the last top-level block can no longer change, so its rows are frozen. An open fence is the only
-last block that gets long, and it is laid out line by line. `finish` parses the whole text once.
+last block that gets long, and it is laid out line by line.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from localchat.sanitize import sanitize
 from localchat.tui.transcript.markdown import code, parser
-from localchat.tui.transcript.markdown.layout import MarkdownLayout, code_rows, layout, top_level
+from localchat.tui.transcript.markdown.layout import MarkdownLayout, code_rows, top_level
 from localchat.tui.transcript.markdown.rows import EMPTY, Row
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class IncrementalMarkdown:
 
     @property
     def frozen(self) -> int:
-        """Number of rows that no longer change before `finish`."""
+        """Number of rows that no longer change while the text grows."""
         return len(self._frozen)
 
     def resize(self, width: int) -> None:
@@ -78,15 +78,6 @@ class IncrementalMarkdown:
         self._first = True
         self._code_blocks = 0
         self._changed = True
-
-    def finish(self) -> list[Row]:
-        """Return the rows of the complete text, parsed as a whole."""
-        if self._pending_cr:
-            self._pending_cr = ""
-            self._source.append(sanitize("\r"))
-        self._rows = layout(self.source, self.width)
-        self._changed = False
-        return self._rows
 
     def _tail_rows(self) -> list[Row]:
         if self._fence is not None:
