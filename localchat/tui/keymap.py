@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from textual.binding import Binding
-from textual.keys import Keys
+from textual.keys import KEY_NAME_REPLACEMENTS, Keys, key_to_character
 
 from localchat.errors import UsageError
 from localchat.suggestions import did_you_mean
@@ -126,13 +126,9 @@ _REACHES: Final = {"composer", "transcript"}
 _MODIFIERS: Final = ("ctrl+", "alt+", "shift+", "super+", "meta+", "hyper+")
 _NAMED: Final = frozenset(
     {key.value for key in Keys if not key.value.startswith("<") and "+" not in key.value}
-    | {"\r", "comma", "space", "minus", "plus", "slash", "full_stop", "colon", "semicolon", "tilde"}
-    | {"left_square_bracket", "right_square_bracket", "question_mark", "exclamation_mark"}
-    | {"backslash", "apostrophe", "quotation_mark", "equals_sign", "underscore", "number_sign"}
-    | {"asterisk", "ampersand", "percent_sign", "dollar_sign", "at", "circumflex_accent"}
-    | {"vertical_line", "less_than_sign", "greater_than_sign", "grave_accent"}
-    | {"left_parenthesis", "right_parenthesis", "left_curly_bracket", "right_curly_bracket"}
+    | {"space", *KEY_NAME_REPLACEMENTS.values()}
 )
+"""Textual's own names of keys. Other keys have the names of Unicode, such as `full_stop`."""
 
 
 def bindings(scope: str) -> list[Binding]:
@@ -188,7 +184,9 @@ def _is_key(key: str) -> bool:
     name = key
     while name.startswith(_MODIFIERS):
         name = name.partition("+")[2]
-    return (len(name) == 1 and name.isprintable() and not name.isspace()) or name in _NAMED
+    if len(name) == 1:
+        return name == "\r" or (name.isprintable() and not name.isspace())
+    return name in _NAMED or key_to_character(name) is not None
 
 
 def _refuse_clashes(table: Mapping[str, str]) -> None:
