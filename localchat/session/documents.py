@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from localchat.chat.conversation import Conversation, Inclusion, Node
+from localchat.chat.conversation import Conversation, Inclusion, Node, Question
 from localchat.chat.prompt_messages import sent_nodes
 from localchat.documents.library import DocumentLibrary
 from localchat.engine.interface import Engine
@@ -17,8 +17,7 @@ from localchat.session.view import node_blocks
 class DocumentedQuestion(NamedTuple):
     """A question after the passages of the documents that it mentions."""
 
-    text: str
-    inclusions: tuple[Inclusion, ...]
+    question: Question
     labels: tuple[str, ...]
     """Names of the passages, one line for each collection."""
 
@@ -26,14 +25,14 @@ class DocumentedQuestion(NamedTuple):
 def with_documents(
     library: DocumentLibrary,
     names: Sequence[str],
-    text: str,
+    question: Question,
     query: str,
     sent: Sequence[str],
     engine: Engine,
 ) -> DocumentedQuestion:
-    """Put passages of these collections before a text. Blocks. Raises LocalchatError.
+    """Put passages of these collections before a question. Blocks. Raises LocalchatError.
 
-    `query` is the part of the text that selects the passages. `sent` are the messages before it.
+    `query` is the part of its text that selects the passages. `sent` are the messages before it.
     """
     excerpts = [library.excerpt(name, query, engine, sent) for name in names]
     passages = ""
@@ -44,7 +43,10 @@ def with_documents(
             inclusions.append(Inclusion(excerpt.label, len(passages), end))
             passages += excerpt.text
     labels = tuple(excerpt.label for excerpt in excerpts)
-    return DocumentedQuestion(passages + text, tuple(inclusions), labels)
+    # The passages come first and move what the question already includes.
+    moved = question.moved(passages + question.text, len(passages))
+    inclusions += moved.inclusions
+    return DocumentedQuestion(moved._replace(inclusions=tuple(inclusions)), labels)
 
 
 async def include_documents(session: Session, question: str, engine: Engine) -> None:
@@ -79,24 +81,18 @@ def _documented(
     for item in reversed(files):
         query = f"{query[: item.start]} {query[item.end :]}"
     sent = [node.message.content for node in sent_nodes(conversation) if node.id != question.id]
-    documented = with_documents(library, names, text, query, sent, engine)
-    shift = len(documented.text) - len(text)
-    shifted = (
-        msgspec.structs.replace(item, start=item.start + shift, end=item.end + shift)
-        for item in files
-    )
-    attachments = [
+    attachments = tuple(
         msgspec.structs.replace(
-            item,
-            position=shift + len(library.mentions(content[: item.position], spared)[1]),
+            item, position=len(library.mentions(content[: item.position], spared)[1])
         )
         for item in question.message.attachments
-    ]
-    message = msgspec.structs.replace(
-        question.message, content=documented.text, attachments=tuple(attachments)
     )
-    inclusions = (*documented.inclusions, *shifted)
-    return msgspec.structs.replace(question, message=message, inclusions=inclusions)
+    unmentioned = Question(text, tuple(files), attachments)
+    documented = with_documents(library, names, unmentioned, query, sent, engine).question
+    message = msgspec.structs.replace(
+        question.message, content=documented.text, attachments=documented.attachments
+    )
+    return msgspec.structs.replace(question, message=message, inclusions=documented.inclusions)
 
 
 def _moved_inclusions(included: Sequence[Inclusion], content: str, text: str) -> list[Inclusion]:

@@ -67,16 +67,14 @@ def with_documents(
     documented = documents.with_documents(
         open_library(setup.app),
         names,
-        prompt.text,
+        prompt,
         question.strip() or prompt.text,
         sent_texts,
         engine,
     )
     for label in documented.labels:
         setup.terminal.note(label)
-    # The passages come first and move what the prompt already included.
-    shifted = prompt.moved(documented.text, len(documented.text) - len(prompt.text))
-    return shifted._replace(inclusions=(*documented.inclusions, *shifted.inclusions))
+    return documented.question
 
 
 class OneShot:
