@@ -10,13 +10,12 @@ from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.sanitize import sanitize_line
-from localchat.units import size
+from localchat.units import duration, size
 
 if TYPE_CHECKING:
     from localchat.pool.entry import ModelStatus
 
 _HEAD = ("NAME", "MEMORY", "KV CACHE", "CONTEXT", "CLIENTS", "STATE")
-_MINUTE_S = 60
 
 
 @click.command("ps")
@@ -82,13 +81,7 @@ def _state(model: "ModelStatus") -> str:
         if model.waiting:
             requests += f", {model.waiting} waiting"
         return requests
-    idle = f"idle for {_time(model.idle_s)}"
+    idle = f"idle for {duration(model.idle_s)}"
     if model.unloads_in_s is None:
         return idle
-    return f"{idle}, unloads in {_time(model.unloads_in_s)}"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 2 * _MINUTE_S:
-        return f"{seconds:.0f} s"
-    return f"{seconds / _MINUTE_S:.0f} min"
+    return f"{idle}, unloads in {duration(model.unloads_in_s)}"
