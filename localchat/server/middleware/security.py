@@ -148,12 +148,10 @@ class SecurityMiddleware:
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_own_name(hosts[0]):
-            raise ApiError(
-                403,
+            raise _forbidden(
                 "host_not_allowed",
                 f"The Host header is {', '.join(hosts)[:100]!r}, which is not a name of this server; to allow "
                 "it, start the server with --allow-host NAME.",
-                kind="permission_error",
             )
 
     def _is_own_name(self, host: str) -> bool:
@@ -171,20 +169,14 @@ class SecurityMiddleware:
         if len(origins) == 1 and any(pattern.fullmatch(origins[0]) for pattern in self._origins):
             return origins[0]
         if origins:
-            raise ApiError(
-                403,
+            raise _forbidden(
                 "origin_not_allowed",
                 f"Requests from {', '.join(origins)[:100]!r} are not allowed; to allow them, start the server "
                 "with --allow-origin ORIGIN.",
-                kind="permission_error",
             )
         if headers.get("sec-fetch-site", "") == "cross-site":
-            raise ApiError(
-                403,
-                "origin_not_allowed",
-                "Requests from pages of other sites are not allowed.",
-                kind="permission_error",
-            )
+            message = "Requests from pages of other sites are not allowed."
+            raise _forbidden("origin_not_allowed", message)
         return None
 
     def _preflight(self, headers: Headers, origin: str | None) -> Response:
@@ -193,12 +185,7 @@ class SecurityMiddleware:
         Pages of a public network get no access to a private one.
         """
         if origin is None or "access-control-request-private-network" in headers:
-            raise ApiError(
-                403,
-                "origin_not_allowed",
-                "This cross-origin request is not allowed.",
-                kind="permission_error",
-            )
+            raise _forbidden("origin_not_allowed", "This cross-origin request is not allowed.")
         requested = headers.get("access-control-request-headers", "")
         return Response(
             status_code=204,
@@ -227,6 +214,10 @@ class SecurityMiddleware:
             kind="authentication_error",
             headers={"www-authenticate": "Bearer"},
         )
+
+
+def _forbidden(code: str, message: str) -> ApiError:
+    return ApiError(403, code, message, kind="permission_error")
 
 
 def _sent_keys(headers: Headers) -> Sequence[str]:
