@@ -48,16 +48,6 @@ _NO_CONTROL: Final = ((ControlType.CURSOR_FORWARD, 0),)
 _MAX_CACHED_STRIPS: Final = 3000
 _CONTRAST: Final = 4.5
 """Minimal contrast of text in WCAG."""
-_ANSI: Final[Mapping[str, int]] = {
-    "black": 0,
-    "red": 1,
-    "green": 2,
-    "yellow": 3,
-    "blue": 4,
-    "magenta": 5,
-    "cyan": 6,
-    "white": 7,
-}
 
 
 class Palette:
@@ -160,12 +150,8 @@ class Palette:
         except ColorParseError:
             return Color.parse(fallback)
 
-    def _ansi_color(self, role: str) -> RichColor | None:
-        name = self._variables.get(role, "").removeprefix("ansi_")
-        number = _ANSI.get(name.removeprefix("bright_"))
-        if number is None:
-            return None
-        return RichColor.from_ansi(number + 8 * name.startswith("bright_"))
+    def _ansi_color(self, role: str) -> RichColor:
+        return RichColor.parse(self._variables.get(role, "default").removeprefix("ansi_"))
 
 
 def contrast(first: ColorTriplet, second: ColorTriplet) -> float:
