@@ -55,7 +55,7 @@ def is_long(text: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """Return a paste with newlines as line ends and with signs for control characters."""
+    """Return a text with newlines as line ends and with signs for control characters."""
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from rich.cells import cell_len
 
 from localchat.chat.conversation import ToolRun
-from localchat.sanitize import sanitize, sanitize_line
+from localchat.sanitize import sanitize_line
 from localchat.session.blocks import (
     AnswerBlock,
     Block,
@@ -21,6 +21,7 @@ from localchat.session.blocks import (
     ToolCallBlock,
     UserBlock,
 )
+from localchat.tui.attachments import clean
 from localchat.tui.column import GUTTER, MAX_TEXT_CELLS
 from localchat.tui.pictures.painter import PicturePainter, attachment_title
 from localchat.tui.transcript.markdown import Look, Piece, Row, layout
@@ -91,11 +92,6 @@ def block_rows(
             return _notice(block, width)
         case ProgressBlock():
             return _progress(block, width)
-
-
-def clean(text: str) -> str:
-    """Text of a block without control characters, with newlines as line ends."""
-    return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def estimate_height(block: Block, width: int, *, is_open: bool) -> int:

@@ -18,11 +18,11 @@ from localchat.session.blocks import (
     SummaryBlock,
     UserBlock,
 )
+from localchat.tui.attachments import clean
 from localchat.tui.pictures.painter import PicturePainter
 from localchat.tui.transcript.block_rows import (
     BlockRows,
     block_rows,
-    clean,
     estimate_height,
     indent_row,
     text_width,
