@@ -6,13 +6,13 @@ runs from a root to the head. Switching to another branch only moves the head.
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from localchat.engine.attachments import moved
-from localchat.engine.events import Done, Finished
+from localchat.engine.events import Done, Finished, FinishReason
 from localchat.engine.request import Attachment, Message
 from localchat.errors import UsageError
 
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 NodeState: TypeAlias = Literal["open", "whole", "stopped", "length", "failed"]
 """An `open` message is being written, or the program died meanwhile."""
+END_STATES: "Final[Mapping[FinishReason, NodeState]]" = {
+    "stop": "whole",
+    "tool_calls": "whole",
+    "length": "length",
+    "repetition": "length",
+    "cancelled": "stopped",
+}
+"""State of an answer by the reason of its end."""
 
 
 class Inclusion(msgspec.Struct, frozen=True, omit_defaults=True):

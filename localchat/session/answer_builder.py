@@ -4,29 +4,22 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final
 
 import msgspec
 
 from localchat.chat.answer_end import ended_early
-from localchat.chat.conversation import AnswerMetrics, Conversation, Node, NodeState
+from localchat.chat.conversation import (
+    END_STATES,
+    AnswerMetrics,
+    Conversation,
+    Node,
+    NodeState,
+)
 from localchat.engine.events import Accepted, Done, Event, Finished, Reasoning, Text, ToolCall
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import CalledTool, Message
 from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock
 from localchat.session.view import SessionView, branch_of, call_id, node_blocks, reasoning_id
-
-SAVE_EVERY_S: Final = 0.25
-"""Interval at which a growing answer is recorded. The history writes at most 0.4 s later, so that killing the
-program loses less than a second of text."""
-
-_STATES: Final[dict[str, NodeState]] = {
-    "stop": "whole",
-    "tool_calls": "whole",
-    "length": "length",
-    "repetition": "length",
-    "cancelled": "stopped",
-}
 
 
 @dataclass(slots=True)
@@ -84,7 +77,7 @@ class AnswerBuilder:
             case ToolCall(choice=0):
                 self._take_call(event)
             case Finished(choice=0, reason=reason):
-                self._state = _STATES[reason]
+                self._state = END_STATES[reason]
                 if ended_early(event):
                     self._end = event
             case Done():

@@ -1,7 +1,7 @@
 """Records the conversation of a session in the history, once the history is open."""
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from localchat.chat.conversation import Conversation, Node
 from localchat.errors import LocalchatError
@@ -9,6 +9,10 @@ from localchat.errors import LocalchatError
 if TYPE_CHECKING:
     from localchat.history.autosave import Autosave
     from localchat.history.store import History
+
+SAVE_EVERY_S: Final = 0.25
+"""Interval at which a growing answer is recorded. The history writes at most 0.4 s later, so that killing the
+program loses less than a second of text."""
 
 
 class ConversationRecorder:

@@ -32,7 +32,7 @@ from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
 from localchat.session.engine_status import EngineStatus
 from localchat.session.outcome import AnswerUnderWay, Outcome, SummaryResult
-from localchat.session.recorder import ConversationRecorder
+from localchat.session.recorder import SAVE_EVERY_S, ConversationRecorder
 from localchat.session.remarks import NoticeKind, Remark, Remarks
 from localchat.session.tool_calls import SessionTools
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
@@ -522,8 +522,6 @@ class ChatSession:
 
         Otherwise a model that pauses in the middle of an answer would delay its last text and metrics.
         """
-        from localchat.session.answer_builder import SAVE_EVERY_S
-
         while True:
             await asyncio.sleep(SAVE_EVERY_S)
             self._show_metrics(SAVE_EVERY_S)

@@ -9,7 +9,13 @@ import threading
 import msgspec
 
 from localchat.chat.answer_end import ended_early
-from localchat.chat.conversation import AnswerMetrics, Conversation, Node, NodeState
+from localchat.chat.conversation import (
+    END_STATES,
+    AnswerMetrics,
+    Conversation,
+    Node,
+    NodeState,
+)
 from localchat.cli.chat.conversation_options import open_to_record
 from localchat.cli.chat.render_answer import ReceivedAnswer
 from localchat.cli.resolve import Setup
@@ -17,10 +23,7 @@ from localchat.engine.events import Finished
 from localchat.engine.interface import Engine
 from localchat.engine.request import Message
 from localchat.errors import HistoryUnusable, LocalchatError
-from localchat.session.recorder import ConversationRecorder
-
-_SAVE_EVERY_S = 0.25
-"""Interval of records. It equals that of session/answer_builder.py, which a one-shot does not import."""
+from localchat.session.recorder import SAVE_EVERY_S, ConversationRecorder
 
 _RECORDED_AT_ONCE = 64 << 10
 """Longest question, in characters, that is recorded before the engine accepts it."""
@@ -61,7 +64,7 @@ class AnswerRecord:
         self._recorder.attach(history)
         self._recorder.hold(self._conversation)
         self._recorder.changed(self._question)
-        while not self._ended.wait(_SAVE_EVERY_S):
+        while not self._ended.wait(SAVE_EVERY_S):
             self._record_growth()
 
     def _wait_for_acceptance(self) -> bool:
@@ -73,7 +76,7 @@ class AnswerRecord:
         if len(message.content) <= _RECORDED_AT_ONCE and not message.attachments:
             return True
         while self._answer.accepted is None:
-            if self._ended.wait(_SAVE_EVERY_S):
+            if self._ended.wait(SAVE_EVERY_S):
                 return self._answer.accepted is not None
         return True
 
@@ -104,7 +107,7 @@ class AnswerRecord:
     def _record_end(self, engine: Engine, error: LocalchatError | None) -> None:
         metrics = _metrics(self._answer, engine)
         for choice in sorted({0, *self._answer.texts, *self._answer.reasoning}):
-            state = _state(self._answer, choice)
+            state = END_STATES[self._answer.reasons.get(choice, "cancelled")]
             error_message = ""
             if error is not None:
                 state = "failed"
@@ -148,15 +151,6 @@ class AnswerRecord:
         # `--continue` goes on from the head, so it must be the first choice, as in `--json`.
         self._conversation.head = self._nodes[min(self._nodes)].id
         self._recorder.changed(node)
-
-
-def _state(answer: ReceivedAnswer, choice: int) -> NodeState:
-    reason = answer.reasons.get(choice)
-    if reason in (None, "cancelled"):
-        return "stopped"
-    if reason in ("length", "repetition"):
-        return "length"
-    return "whole"
 
 
 def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:
