@@ -30,15 +30,11 @@ def osc_52(text: str) -> str:
     return f"\x1b]52;c;{encoded}\x1b\\"
 
 
-def send(
-    text: str, write: Callable[[str], None], environment: Mapping[str, str] | None = None
-) -> None:
+def send(text: str, write: Callable[[str], None], environment: Mapping[str, str]) -> None:
     """Copy `text` through tmux if it runs, otherwise through `write`. Blocks for at most 2 s.
 
     By default tmux drops OSC 52 from programs, but copies its own buffer to the outer terminal.
     """
-    if environment is None:
-        environment = os.environ
     if environment.get("TMUX") and _to_tmux(text):
         return
     write(osc_52(text))
@@ -77,13 +73,11 @@ _APPLE_SCRIPT: Final = (
 """macOS without pngpaste: prints «data PNGf89504E47...»."""
 
 
-def clipboard_picture(environment: Mapping[str, str] | None = None) -> Attachment | None:
+def clipboard_picture(environment: Mapping[str, str] = os.environ) -> Attachment | None:
     """Return the picture of the clipboard. None without one, or without a tool that reads it.
 
     Blocks for at most 2 s a tool. Raises UsageError for a picture that is too large.
     """
-    if environment is None:
-        environment = os.environ
     commands = [
         command
         for variable, command in _PICTURE_TOOLS
