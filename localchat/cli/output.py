@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from localchat.cli.streams import Terminal
+from localchat.cli.streams import Terminal, tell
 from localchat.errors import UsageError
 from localchat.sanitize import sanitize, sanitize_line
 
@@ -80,12 +80,17 @@ def _parts(widths: Sequence[int], width: int | None, keep: int) -> list[list[int
     return parts
 
 
-def confirm(question: str, *, yes: bool, verb: str) -> bool:
-    """Return True if the user agrees, by `--yes` or on the terminal. Raises UsageError without a terminal."""
+def confirm(question: str, *, yes: bool, verb: str, about: str = "") -> bool:
+    """Return True if the user agrees, by `--yes` or on the terminal. Raises UsageError without a terminal.
+
+    `about` is printed before the question.
+    """
     if yes:
         return True
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(
             f"{verb} needs confirmation, but stdin is not a terminal", hint="use --yes to confirm"
         )
+    if about:
+        tell(about)
     return click.confirm(sanitize(question), err=True)

@@ -1,11 +1,11 @@
 """Run `localchat doctor --rebuild`."""
 
-import sys
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.output import confirm
 from localchat.cli.streams import tell
 from localchat.config.paths import find_paths
 from localchat.errors import LocalchatError, UsageError
@@ -88,16 +88,10 @@ def _agree(app: AppContext, kind: str, *, yes: bool) -> None:
     file = read_settings(find_paths(app.environ).settings_file)
     if resolve(file.layer(), from_environment(app.environ)).settings.offline:
         raise UsageError("a rebuild downloads the source, and offline is set")
-    if yes:
-        return
-    if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
-        raise UsageError(
-            "doctor --rebuild needs confirmation, but stdin is not a terminal",
-            hint="use --yes to confirm",
-        )
-    tell(
+    about = (
         f"This downloads llama.cpp's source (70 MB) and builds it for this machine ({kind}) at low priority, "
         "which takes minutes, with one CPU up to an hour. The build is then tested, and used only if it is "
         "correct. Ctrl+C stops it and changes nothing."
     )
-    click.confirm("Build it?", abort=True, err=True)
+    if not confirm("Build it?", yes=yes, verb="doctor --rebuild", about=about):
+        raise click.Abort
