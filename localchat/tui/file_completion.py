@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +64,8 @@ def rank_names(letters: str, names: Sequence[str]) -> list[str]:
         return list(names)
     search = FuzzySearch(case_sensitive=False)
     scored = [(-search.match(letters, name)[0], name) for name in names]
-    return [name for score, name in sorted(scored) if score < 0]
+    # A sort keeps the order of names that match equally well.
+    return [name for score, name in sorted(scored, key=itemgetter(0)) if score < 0]
 
 
 def _names(text: str) -> list[str]:

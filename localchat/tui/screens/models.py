@@ -10,11 +10,11 @@ from textual import work
 from textual.binding import BindingType
 from textual.content import Content
 from textual.css.query import NoMatches
-from textual.fuzzy import FuzzySearch
 from textual.widgets import Input
 
 from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize_line
+from localchat.tui.file_completion import rank_names
 from localchat.tui.keymap import bindings
 from localchat.tui.screens.list_dialog import ListDialog
 from localchat.units import size, tokens
@@ -111,7 +111,8 @@ class ModelScreen(ListDialog[ModelChoice]):
         self._refill(keep=False)
 
     def _refill(self, *, keep: bool = True) -> None:
-        entries = _matching(self._filter, tuple(self._models.values()))
+        names = rank_names(self._filter.strip(), tuple(self._models))
+        entries = [self._models[name] for name in names]
         if not entries:
             if self._models:
                 self.show_nothing(f"no model matches {self._filter}")
@@ -422,11 +423,3 @@ def _words(plan: "MemoryPlan") -> str:
     if plan.fits:
         return f"fits: {words}"
     return f"does not fit: {words}"
-
-
-def _matching(text: str, entries: Sequence[ModelEntry]) -> list[ModelEntry]:
-    if not text.strip():
-        return list(entries)
-    search = FuzzySearch(case_sensitive=False)
-    scores = [(-search.match(text, entry.name)[0], index) for index, entry in enumerate(entries)]
-    return [entries[index] for score, index in sorted(scores) if score < 0]
