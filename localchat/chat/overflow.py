@@ -169,11 +169,6 @@ def leave_out(conversation: Conversation, plan: LeaveOutPlan) -> None:
     conversation.policy = Policy("leave_out_oldest", nodes, plan.tokens)
 
 
-def send_everything(conversation: Conversation) -> None:
-    """Reset the policy, so that all messages are sent again."""
-    conversation.policy = Policy()
-
-
 def unsent_sentence(messages: int, unsent_tokens: int) -> str:
     """Return `14 messages, 6,210 tokens not sent`."""
     return f"{counted(messages, 'message')}, {tokens(unsent_tokens)} not sent"

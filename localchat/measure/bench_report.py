@@ -283,7 +283,7 @@ def differences_table(record: BenchRecord) -> ReportTable | None:
     for base_key in keys:
         base = rates(record.points, base_key)
         for name in names:
-            values = rates(record.points, _with_variant(base_key, name))
+            values = rates(record.points, msgspec.structs.replace(base_key, variant=name))
             if values and base:
                 mean = _number(statistics.fmean(values))
                 change = _difference(difference(values, base))
@@ -292,10 +292,6 @@ def differences_table(record: BenchRecord) -> ReportTable | None:
     if not rows:
         return None
     return ReportTable(head, rows, left=2)
-
-
-def _with_variant(key: PointKey, variant: str) -> PointKey:
-    return msgspec.structs.replace(key, variant=variant)
 
 
 def _condition_cells(key: PointKey) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from localchat.chat.conversation import Conversation, Inclusion, Node, Question
+from localchat.chat.conversation import Conversation, Inclusion, Node, Policy, Question
 from localchat.engine.events import Event, MetricsSnapshot, Reasoning, Text
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Attachment, Grammar, Message, Messages
@@ -267,9 +267,8 @@ class ChatSession:
     def send_everything(self) -> None:
         """Send messages again that were left out or summarized."""
         from localchat.chat.compaction import without_summary
-        from localchat.chat.overflow import send_everything
 
-        send_everything(self.conversation)
+        self.conversation.policy = Policy()
         for node in without_summary(self.conversation):
             self.recorder.changed(node)
         self.recorder.changed()

@@ -22,17 +22,12 @@ LABELS: Final[dict[str, Label]] = {
 _LABEL_CELLS: Final = max(len(label.text) for label in LABELS.values()) + 2
 
 
-def label_column(key: str) -> str:
-    """Return the label of a setting, padded to the width of its column."""
-    return f"{LABELS[key].text:<{_LABEL_CELLS}}"
-
-
 def setting_line(key: str, value: str, style: str, width: int, head: str = "") -> Content:
     """Return `head`, label and value. A value that is too wide moves below the label."""
     before = Content.styled(head, "$primary")
     shown = Content.styled(value, style)
     if len(head) + _LABEL_CELLS + cell_len(value) <= width:
-        return before + label_column(key) + shown
+        return before + LABELS[key].text.ljust(_LABEL_CELLS) + shown
     return before + f"{LABELS[key].text}\n{' ' * len(head)}  " + shown
 
 

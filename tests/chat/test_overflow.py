@@ -17,7 +17,6 @@ from localchat.chat.overflow import (
     leave_out,
     longer_context,
     reserve_tokens,
-    send_everything,
 )
 from localchat.chat.prompt_messages import left_out, sent_messages, unsent_ids
 from localchat.engine.events import MetricsSnapshot, Prefill
@@ -127,7 +126,7 @@ def test_a_second_cut_tells_all_that_is_not_sent() -> None:
     assert cut is not None
     assert cut.messages == len(conversation.policy.left_out) == len(unsent_ids(conversation))
     assert cut.tokens == conversation.policy.left_out_tokens == whole - sent_tokens(conversation)
-    send_everything(conversation)
+    conversation.policy = Policy()
     assert sent_tokens(conversation) == whole
 
 

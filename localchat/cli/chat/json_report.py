@@ -5,7 +5,6 @@ from typing import Any
 from localchat.cli.chat.render_answer import ReceivedAnswer
 from localchat.engine.events import MetricsSnapshot, Timings
 from localchat.engine.interface import EngineInfo
-from localchat.fit.report import room
 
 _TIMINGS = (
     *("load_s", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s"),
@@ -60,11 +59,6 @@ def context_line(info: EngineInfo) -> str:
         context += f" of {info.context_train:,}"
     name = " + ".join((info.model, *info.adapters))
     return f"{name} · {info.backend} · context {context} tokens"
-
-
-def room_line(info: EngineInfo) -> str:
-    """Describe how many conversations fit in the KV cache. Empty if that is unknown."""
-    return room(info.kv_tokens, info.context_tokens)
 
 
 def _reason(answer: ReceivedAnswer, choice: int) -> str:

@@ -186,7 +186,9 @@ class OneShot:
             print_text=not self._prints_whole,
             reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
             on_begin=begin,
-            is_enough=_closed_block if stops_early else lambda text: False,
+            is_enough=lambda text: (
+                stops_early and first_code_block(text, finished=False) is not None
+            ),
         )
 
     @property
@@ -344,10 +346,6 @@ def first_code_block(text: str, *, finished: bool = True) -> str | None:
             return "".join(code)
         code.append(_without(indent, line))
     return "".join(code) if finished else None
-
-
-def _closed_block(text: str) -> bool:
-    return first_code_block(text, finished=False) is not None
 
 
 def _without(indent: str, line: str) -> str:

@@ -346,7 +346,8 @@ def _announce(
     info: "EngineInfo",
 ) -> None:
     """Print the address to stdout for programs, and notices to stderr."""
-    from localchat.cli.chat.json_report import context_line, room_line
+    from localchat.cli.chat.json_report import context_line
+    from localchat.fit.report import room
 
     host, port = sockets[0].getsockname()[:2]
     if ":" in host:
@@ -354,8 +355,8 @@ def _announce(
     base = f"http://{host}:{port}/v1"
     notify = setup.terminal.notify
     notify(context_line(info))
-    if room := room_line(info):
-        notify(room)
+    if conversations := room(info.kv_tokens, info.context_tokens):
+        notify(conversations)
     if config.mcp_servers:
         names = ", ".join(server.name for server in config.mcp_servers)
         notify(f"clients of /v1/responses may call the tools of the MCP servers {names}")
