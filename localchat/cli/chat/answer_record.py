@@ -160,4 +160,4 @@ def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:
     except LocalchatError:
         return None
     seed = answer.accepted.seed if answer.accepted else 0
-    return AnswerMetrics.of(info, seed, answer.done)
+    return AnswerMetrics.of(info, seed, answer.status.done)

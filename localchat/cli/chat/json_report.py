@@ -19,7 +19,7 @@ def report(
 
     `texts`: the text of each choice, or its code with `--extract`.
     """
-    done = answer.done
+    done = answer.status.done
     timings: Timings | None = None
     fingerprint = info.fingerprint
     if done is not None:
@@ -81,12 +81,13 @@ def _end(answer: ReceivedAnswer, choice: int) -> dict[str, Any]:
 
 
 def _usage(answer: ReceivedAnswer) -> dict[str, int | str]:
-    if answer.done:
-        usage = answer.done.usage
+    status = answer.status
+    if status.done:
+        usage = status.done.usage
         return {
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
-            "why_missed": answer.done.why_missed,
+            "why_missed": status.done.why_missed,
             "completion_tokens": usage.completion_tokens,
         }
     # The request was interrupted: report the counts that arrived.
@@ -98,38 +99,32 @@ def _usage(answer: ReceivedAnswer) -> dict[str, int | str]:
     }
     if answer.accepted:
         counts["prompt_tokens"] = answer.accepted.prompt_tokens
-    if answer.prefill:
-        counts["cached_tokens"] = answer.prefill.cached
-        counts["why_missed"] = answer.prefill.why_missed
-    if answer.metrics:
-        counts["completion_tokens"] = answer.metrics.completion_tokens
+    if status.prefill:
+        counts["cached_tokens"] = status.prefill.cached
+        counts["why_missed"] = status.prefill.why_missed
+    if status.metrics:
+        counts["completion_tokens"] = status.metrics.completion_tokens
     return counts
 
 
 def _kv(answer: ReceivedAnswer, info: EngineInfo) -> dict[str, int]:
-    if answer.done:
-        used = answer.done.kv_used_tokens
-        total = answer.done.kv_total_tokens
-    elif answer.metrics:
-        used = answer.metrics.kv_used_tokens
-        total = answer.metrics.kv_total_tokens
-    else:
-        used = 0
+    used, total = answer.status.kv
+    if answer.status.done is None and answer.status.metrics is None:
         total = info.context_tokens
     return {"used_tokens": used, "total_tokens": total}
 
 
 def _speculation(answer: ReceivedAnswer) -> dict[str, float | str | None]:
     """Return the results of drafting, named as in localchat/metrics.py."""
-    if answer.done is not None:
-        speculation = answer.done.speculation
+    if answer.status.done is not None:
+        speculation = answer.status.done.speculation
         return {
             "drafted": speculation.drafted,
             "accepted": speculation.accepted,
             "speedup": speculation.speedup,
             "speculation_off": speculation.off,
         }
-    metrics = answer.metrics or MetricsSnapshot("queued")
+    metrics = answer.status.metrics or MetricsSnapshot("queued")
     return {
         "drafted": metrics.drafted,
         "accepted": metrics.accepted,

@@ -110,7 +110,7 @@ class OneShot:
             else:
                 self._receive_fitting()
             # Several choices share the machine, so their speed is not that of the model.
-            done = answer.done if self._settings.n == 1 else None
+            done = answer.status.done if self._settings.n == 1 else None
             remember(self._setup, self._engine.info, done)
             self._print_rest()
         except ContextExceeded as problem:
@@ -237,7 +237,7 @@ class OneShot:
     def _print_stats(self) -> None:
         terminal = self._terminal
         wants_stats = self._settings.stats
-        done = self._answer.done
+        done = self._answer.status.done
         if wants_stats and done:
             terminal.print_line(stats_line(done))
             terminal.print_line(self._engine.info().why)

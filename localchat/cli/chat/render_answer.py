@@ -9,11 +9,9 @@ from localchat.cli.signals import immediate
 from localchat.cli.streams import Terminal
 from localchat.engine.events import (
     Accepted,
-    Done,
     Finished,
     FinishReason,
     Loading,
-    MetricsSnapshot,
     Prefill,
     Queued,
     Reasoning,
@@ -34,9 +32,8 @@ class ReceivedAnswer:
     reasons: dict[int, FinishReason] = field(default_factory=dict)
     ends: dict[int, Finished] = field(default_factory=dict)
     accepted: Accepted | None = None
-    prefill: Prefill | None = None
-    metrics: MetricsSnapshot | None = None
-    done: Done | None = None
+    status: EngineStatus = field(default_factory=EngineStatus)
+    """Progress and metrics of the request."""
     interrupted: bool = False
 
 
@@ -55,17 +52,13 @@ class AnswerDisplay:
     """Returns True if the text so far suffices, which ends the answer early."""
 
 
-def receive(
-    stream: Stream, display: AnswerDisplay, answer: ReceivedAnswer | None = None
-) -> ReceivedAnswer:
+def receive(stream: Stream, display: AnswerDisplay, answer: ReceivedAnswer) -> None:
     """Read the stream to its end. Ctrl+C cancels it between two events and keeps the text so far.
 
-    Raises what the stream raises. A given `answer` then contains the text so far.
+    Raises what the stream raises. The `answer` then contains the text so far.
     """
-    if answer is None:
-        answer = ReceivedAnswer()
     begun = False
-    status = EngineStatus()
+    status = answer.status
     status.begin()
     try:
         with stream:
@@ -74,16 +67,16 @@ def receive(
                 # Ctrl+C takes effect only while waiting, so that no event is lost halfway.
                 with immediate():
                     event = next(events, None)
+                if event is None:
+                    break
+                has_progress = status.update(event)
                 match event:
-                    case None:
-                        break
                     case Text() | Reasoning() | ToolCall() if not begun:
                         begun = True
                         display.terminal.progress("")
                         display.on_begin()
-                    case Accepted() | Queued() | Loading() | Prefill():
-                        if status.update(event):
-                            display.terminal.progress(progress_words(status, time.monotonic()))
+                    case Queued() | Loading() | Prefill() if has_progress:
+                        display.terminal.progress(progress_words(status, time.monotonic()))
                 _collect(answer, event, display)
                 if isinstance(event, Text) and display.is_enough(answer.texts[0]):
                     break
@@ -91,7 +84,6 @@ def receive(
         answer.interrupted = True
     finally:
         display.terminal.progress("")
-    return answer
 
 
 def _collect(answer: ReceivedAnswer, event: object, display: AnswerDisplay) -> None:
@@ -109,11 +101,5 @@ def _collect(answer: ReceivedAnswer, event: object, display: AnswerDisplay) -> N
             answer.ends[choice] = event
         case Accepted():
             answer.accepted = event
-        case Prefill():
-            answer.prefill = event
-        case MetricsSnapshot():
-            answer.metrics = event
-        case Done():
-            answer.done = event
         case _:
-            pass  # queue and load are progress; a prompt asks for no tool calls or prompt logprobs
+            pass  # the status has the rest; a prompt asks for no tool calls or prompt logprobs

@@ -114,7 +114,7 @@ def _print(
             answer.reasons[0] = node.end.reason
             answer.ends[0] = node.end
         if node.metrics is not None:
-            answer.done = node.metrics.done
+            answer.status.done = node.metrics.done
         fields = report(answer, info, 1, {0: text})
         fields["tool_calls"] = _calls(conversation)
         text = msgspec.json.encode(fields).decode()

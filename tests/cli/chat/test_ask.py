@@ -319,7 +319,7 @@ def test_json_of_an_interrupted_answer_says_cancelled_and_what_is_known(
     told = json.loads(out)
     assert code == 130
     assert (told["text"], told["finish_reason"]) == ("first ", "cancelled")
-    usage = {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 0, "why_missed": ""}
+    usage = {"prompt_tokens": 12, "cached_tokens": 4, "completion_tokens": 1, "why_missed": ""}
     assert told["usage"] == usage
     assert set(told["timings"].values()) == {None}
 
