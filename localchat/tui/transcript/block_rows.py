@@ -215,7 +215,7 @@ def _answer(
 
 def indent_row(row: Row) -> Row:
     """Return a row of text after the gutter."""
-    if row is EMPTY:
+    if row == EMPTY:
         return _BLANK
     return Row((_INDENT, *row.pieces), row.lead + 1, row.joint, row.ground, row.bare + 1)
 

@@ -53,12 +53,11 @@ def plain_rows(
     later: Lead | None = None,
     *,
     look: Look = PLAIN,
-    ground: str = "",
 ) -> Iterator[Row]:
     """Yield the rows of a sanitized plain text. `first` leads its first line, `later` the others."""
     if later is None:
         later = first
-    blank = next(wrap([], width, later, later, ground))
+    blank = next(wrap([], width, later, later))
     for number, line in enumerate(parser.split_long(text).split("\n")):
         if number and not line:
             yield blank
@@ -69,7 +68,7 @@ def plain_rows(
         lead = first
         if number:
             lead = later
-        yield from wrap(pieces, width, lead, later, ground)
+        yield from wrap(pieces, width, lead, later)
 
 
 def top_level(tokens: "list[Token]") -> list[int]:

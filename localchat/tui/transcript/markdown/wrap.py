@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rich._unicode_data import load as load_cell_table
 from rich.cells import cell_len, split_graphemes
 
-from localchat.tui.transcript.markdown.rows import EMPTY, Piece, Row
+from localchat.tui.transcript.markdown.rows import Piece, Row
 
 
 class WrappedLine(NamedTuple):
@@ -37,10 +37,7 @@ def wrap(
     `later` the others. Both have the same width.
     """
     if not line:
-        if first or ground:
-            yield Row(first, len(first), None, ground)
-        else:
-            yield EMPTY
+        yield Row(first, len(first), None, ground)
         return
     if later is None:
         later = first
