@@ -53,7 +53,7 @@ def list_(ctx: click.Context, /, limit: int, everything: bool, as_json: bool) ->
     if has_more:
         rows = rows[:limit]
     if as_json:
-        _print_json(app.environ, [_record(row) for row in rows])
+        _print_json(app.environ, [row._asdict() for row in rows])
     else:
         _print_rows(app, rows)
     has_limit_flag = ctx.get_parameter_source("limit") is ParameterSource.COMMANDLINE
@@ -197,13 +197,9 @@ def _hit_lines(hits: "list[SearchHit]") -> Iterator[str]:
             yield f"    {sanitize_line(hit.snippet)}"
 
 
-def _record(summary: "ConversationSummary") -> dict[str, Any]:
-    return dict(summary._asdict())
-
-
 def _hit_record(hit: "SearchHit") -> dict[str, Any]:
     return {
-        **_record(hit.summary),
+        **hit.summary._asdict(),
         "message": hit.node_id,
         "snippet": hit.snippet,
         "marks": [list(mark) for mark in hit.marks],
