@@ -30,7 +30,7 @@ from localchat.config.mcp_servers import (
     read_mcp_servers,
 )
 from localchat.config.remotes import Remote, find_remote, read_remotes
-from localchat.config.settings import REMOVED, Given, check_key, convert
+from localchat.config.settings import REMOVED, Given, check_key, convert, find_key
 from localchat.errors import LocalchatError, UsageError, os_errors_as, reason
 from localchat.units import size
 
@@ -121,14 +121,15 @@ def _without_removed(table: dict[str, Any]) -> Iterable[str]:
 def write_setting(path: Path, key: str, text: str | None, model: str | None = None) -> None:
     """Set `key` in the file, or remove it if the text is None, for all models or for one.
 
-    Comments, order and blank lines stay. Raises UsageError, and LocalchatError if the file cannot be written.
+    The key may be the name of a flag. Comments, order and blank lines stay. Raises UsageError, and
+    LocalchatError if the file cannot be written.
     """
     heading = "[defaults]"
     sections: tuple[str, ...] = ("defaults",)
     if model:
         heading = _heading(model)
         sections = ("models", model)
-    check_key(key, heading)
+    key = find_key(key, heading)
     value = None
     if text is not None:
         value = convert(key, Given(text, ""))

@@ -157,14 +157,10 @@ def _names_of(app: AppContext, model: str) -> tuple[str, ...]:
 
 
 def _write(app: AppContext, key: str, value: str | None, model: str | None) -> None:
-    from localchat.config.settings import find_key
     from localchat.config.settings_file import write_setting
 
     file = find_paths(app.environ).settings_file
-    section = "[defaults]"
-    if model:
-        section = f'[models."{model}"]'
-    write_setting(file, find_key(key, section), value, model)
+    write_setting(file, key, value, model)
     tell(f"localchat: wrote {file}")
 
 
