@@ -26,13 +26,8 @@ HEAD = (
 )
 
 
-def rows(record: QualityRecord) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each variant. A figure that was not measured is a dash."""
-    for measured in record.measured:
-        yield _row(measured)
-
-
-def _row(measured: VariantQuality) -> tuple[str, ...]:
+def row(measured: VariantQuality) -> tuple[str, ...]:
+    """Return the row of a variant. A figure that was not measured is a dash."""
     perplexity = bits_per_byte = kl_mean = kl_p99 = delta_p = top_1 = speed = "-"
     if measured.tokens_per_s is not None:
         speed = f"{measured.tokens_per_s:.3g}"

@@ -272,7 +272,8 @@ def _record_lines(record: "QualityRecord", width: int | None) -> list[str]:
     """Format a result."""
     from localchat.measure import quality_report
 
-    lines = _table_lines(quality_report.HEAD, list(quality_report.rows(record)), 1, width)
+    rows = [quality_report.row(measured) for measured in record.measured]
+    lines = _table_lines(quality_report.HEAD, rows, width)
     lines += quality_report.sentences(record)
     if not record.complete:
         lines.append("The comparison was interrupted.")
@@ -280,10 +281,10 @@ def _record_lines(record: "QualityRecord", width: int | None) -> list[str]:
 
 
 def _table_lines(
-    head: tuple[str, ...], rows: list[tuple[str, ...]], left: int, width: int | None
+    head: tuple[str, ...], rows: list[tuple[str, ...]], width: int | None
 ) -> list[str]:
     """Format a table, and leave out the columns without a figure."""
     used = [column for column in range(len(head)) if any(row[column] != "-" for row in rows)]
     shown = [[row[column] for column in used] for row in rows]
     names = [head[column] for column in used]
-    return table(names, shown, right=range(left, len(used)), width=width, keep=left)
+    return table(names, shown, right=range(1, len(used)), width=width, keep=1)
