@@ -1,5 +1,6 @@
 """Views of a pull: a progress bar with sentences, or lines of JSON."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 import msgspec
@@ -15,7 +16,7 @@ from localchat.models.hub.events import (
     PullFinished,
     PullStarted,
 )
-from localchat.units import duration, rate, size, sizes
+from localchat.units import duration, size, sizes
 
 if TYPE_CHECKING:
     from localchat.models.assess import FitReport
@@ -33,13 +34,14 @@ class JsonView:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def show(self, event: PullEvent) -> None:
+    def show(self, event: PullEvent | Mapping[str, object]) -> None:
         """Print an event."""
-        self._print(event)
+        self._terminal.answer(msgspec.json.encode(event).decode())
+        self._terminal.end_answer()
 
     def show_verdict(self, report: "FitReport") -> None:
         """Print whether the model will run here, with the fields of `fit --json`."""
-        self._print({"event": "verdict", "name": report.name, **report.record()})
+        self.show({"event": "verdict", "name": report.name, **report.record()})
 
     def failed(self, problem: LocalchatError) -> None:
         """Print the error, which the command itself also prints to stderr."""
@@ -49,14 +51,10 @@ class JsonView:
             "message": problem.message,
             "hint": problem.hint,
         }
-        self._print(line)
+        self.show(line)
 
     def stopped(self, name: str) -> None:
         """Print nothing, because the exit code suffices."""
-
-    def _print(self, line: object) -> None:
-        self._terminal.answer(msgspec.json.encode(line).decode())
-        self._terminal.end_answer()
 
 
 class ProgressView(ProgressDisplay):
@@ -141,9 +139,6 @@ def _verdict(report: "FitReport") -> str:
         more = f"localchat fit {report.name} lists what makes room"
         return "\n  ".join((first, *plan.advice, more))
     summary = f"{memory}, {plan.context_tokens:,} tokens of context"
-    speed = report.expected_speed
-    if speed is not None and speed.is_measured:
-        summary += f", about {rate(speed.tokens_per_s)}"
-    elif speed is not None:
-        summary += f", between {rate(speed.low)} and {rate(speed.high)}"
+    if report.expected_speed is not None:
+        summary += f", {report.expected_speed.words}"
     return f"{report.name} will fit: {summary}. {report.why}"
