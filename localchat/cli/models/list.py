@@ -40,7 +40,7 @@ def command(app: AppContext, as_json: bool) -> None:
     for notice in index.notices:
         tell(f"localchat: {notice}")
     if as_json:
-        print_json(app.environ, [_record(model, inspection) for model, inspection in rows])
+        print_json(app.environ, [record(model, inspection) for model, inspection in rows])
     else:
         print_lines(app.environ, _lines(rows))
 
@@ -100,7 +100,8 @@ def _quantization(model: "Model", inspection: "Inspection") -> str:
     return inspection.facts.quantization if inspection.facts else ""
 
 
-def _record(model: "Model", inspection: "Inspection") -> dict[str, Any]:
+def record(model: "Model", inspection: "Inspection") -> dict[str, Any]:
+    """Return the facts that `list --json` prints, with which `show --json` begins."""
     facts = inspection.facts
     return {
         "name": model.name,

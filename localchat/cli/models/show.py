@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from localchat.cli.context import AppContext
+from localchat.cli.models.list import record
 from localchat.cli.options import complete_model
 from localchat.cli.output import print_json, print_lines
 from localchat.config.paths import find_paths
@@ -181,17 +182,9 @@ def _count(parameters: int) -> str:
 
 def _record(model: "Model", inspection: "Inspection", outlook: _Outlook) -> dict[str, Any]:
     facts = inspection.facts
-    record: dict[str, Any] = {
-        "name": model.name,
-        "kind": model.kind,
-        "origin": model.origin,
-        "path": str(model.path) if model.path is not None else None,
+    outline = record(model, inspection) | {
         "files": [str(file) for file in model.files],
-        "size_bytes": model.size_bytes,
-        "alias_of": model.stands_for or None,
         "notes": model.notes,
-        "usable": not inspection.trouble,
-        "reason": inspection.trouble or None,
         "why": outlook.why or None,
         "missing": outlook.missing or None,
         "drafts": outlook.head or None,
@@ -199,14 +192,10 @@ def _record(model: "Model", inspection: "Inspection", outlook: _Outlook) -> dict
         "lora": outlook.adapters,
     }
     if facts is None:
-        return record
-    return record | {
-        "architecture": facts.architecture,
+        return outline
+    return outline | {
         "layers": facts.layers,
         "attention": facts.attention or None,
-        "parameters": facts.parameters,
-        "quantization": facts.quantization,
-        "context_tokens": facts.context_tokens,
         "vocab_size": facts.vocab_size,
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "kv_types": facts.kv_types or outlook.kv_types,
