@@ -152,7 +152,7 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     name = chosen.settings.model
     if (remote := _remote(inputs, chosen)) is not None:
         source_key = "remote" if chosen.settings.remote else "model"
-        model = remote_model(_allowed(remote, chosen.settings), chosen.origins[source_key])
+        model = remote_model(allowed_remote(remote, chosen.settings), chosen.origins[source_key])
     elif "model" in inputs.flags and name is not None:
         model = locate(name, paths, chosen.origins["model"], environ)
     else:
@@ -213,7 +213,8 @@ def _remote(inputs: Inputs, chosen: Resolved) -> Remote | None:
     return find_remote(remote, inputs.remotes)
 
 
-def _allowed(remote: Remote, settings: Settings) -> Remote:
+def allowed_remote(remote: Remote, settings: Settings) -> Remote:
+    """Return the remote. Raises UsageError for one on another machine while offline is set."""
     if settings.offline and not remote.here:
         raise UsageError(
             f"the remote {remote.name} is on another machine, and offline is set",

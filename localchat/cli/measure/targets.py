@@ -9,7 +9,6 @@ import click
 from localchat.cli.context import app_context
 from localchat.cli.options import given_flags
 from localchat.cli.streams import Terminal
-from localchat.errors import UsageError
 
 if TYPE_CHECKING:
     from localchat.cli.resolve import Setup
@@ -56,14 +55,12 @@ class _Targets:
         return resolve_inputs(inputs, self._terminal)
 
     def _remote(self, variant: "BenchVariant") -> "Remote":
-        from localchat.cli.resolve import Inputs
+        from localchat.cli.resolve import Inputs, allowed_remote
         from localchat.config.remotes import find_remote
 
         inputs = Inputs.of(self._ctx)
         remote = find_remote(variant.model, inputs.remotes)
-        if inputs.settings().settings.offline and not remote.here:
-            raise UsageError(f"{variant.model} is on another machine, and offline is set")
-        return remote
+        return allowed_remote(remote, inputs.settings().settings)
 
 
 def _ignore_notice(_: str) -> None:
