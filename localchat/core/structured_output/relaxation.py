@@ -20,6 +20,8 @@ LENIENT: Final = {"lenient": True, "coerce_one_of": True}
 """Options with which llguidance relaxes a schema."""
 _TYPES: Final = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+_ROOT_REFERENCES: Final = ("/$defs/", "/definitions/")
+"""Starts of references that lack their `#`, as LiteLLM sends them to Anthropic's API."""
 _ALTERNATIVES: Final = ("oneOf", "anyOf")
 _DATA: Final = ("const", "enum", "default", "examples", "example", "x-guidance")
 _NO_KEYWORDS: Final = ("discriminator", "nullable", "xml", "externalDocs")
@@ -97,6 +99,8 @@ class _Relaxation:
                 }
             elif key == "type":
                 result[key] = self._type(value)
+            elif key == "$ref" and isinstance(value, str) and value.startswith(_ROOT_REFERENCES):
+                result[key] = f"#{value}"
             elif key == "pattern":
                 pattern = self._pattern(value)
                 if pattern is not None:

@@ -29,6 +29,8 @@ from localchat.errors import UsageError
 
 _BREAKS = re.compile(f"(\n|{NUMBER})")
 _ANY_NUMBER = "/[0-9]{1,4}/"
+_BARE_KEYS = frozenset(("$schema", "description", "properties", "required", "title", "type"))
+"""Keywords of a schema that describes no key beside its `properties`."""
 
 
 class ToolSpec(NamedTuple):
@@ -51,6 +53,10 @@ def read_tool(description: Mapping[str, Any]) -> ToolSpec:
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(schema, Mapping):
         raise UsageError(f"the parameters of the tool {name!r} are not a JSON schema")
+    is_bare = schema.keys() <= _BARE_KEYS and not schema.get("required")
+    if is_bare and schema.get("properties") == {}:
+        # A function without parameters fails if a model invents an argument.
+        schema = {**schema, "additionalProperties": False}
     return ToolSpec(name, schema, bool(function.get("strict")))
 
 

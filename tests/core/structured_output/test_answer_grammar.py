@@ -97,6 +97,31 @@ def test_strict_tools_leave_text_free_and_bind_calls(style: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("parameters", "is_closed"),
+    [
+        (None, True),
+        ({}, True),
+        ({"type": "object", "properties": {}, "required": [], "title": "now"}, True),
+        ({"type": "object"}, False),
+        ({"type": "object", "properties": {}, "additionalProperties": True}, False),
+        ({"type": "object", "properties": {}, "patternProperties": {"^a": {}}}, False),
+        ({"type": "object", "properties": {}, "required": ["a"]}, False),
+    ],
+    ids=str,
+)
+def test_a_tool_without_parameters_is_called_without_arguments(
+    parameters: Any, is_closed: bool
+) -> None:
+    tools = ({"type": "function", "function": {"name": "now", "parameters": parameters}},)
+    chat = template(SIGNS["hermes"])
+    call = '<tool_call>\n{{"name": "now", "arguments": {}}}\n</tool_call>'
+    invented = whole(chat, call.format('{"a": 1}'), tools=tools, tool_choice="required")
+    assert invented is not is_closed
+    if is_closed:
+        assert whole(chat, call.format("{}"), tools=tools, tool_choice="required")
+
+
+@pytest.mark.parametrize(
     ("answer", "fits"),
     [
         ("Hello, {you} <there>!\n", True),

@@ -208,6 +208,17 @@ def test_a_value_that_cannot_be_held_leaves_the_rest(
     assert relaxed(schema) == dropped
 
 
+@pytest.mark.parametrize("definitions", ["$defs", "definitions"])
+def test_a_reference_without_its_hash_refers_to_the_root(definitions: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"pets": {"type": "array", "items": {"$ref": f"/{definitions}/Pet"}}},
+        definitions: {"Pet": OBJECT},
+    }
+    assert takes(schema, f'{{"pets": [{A}]}}')
+    assert not takes(schema, f'{{"pets": [{WRONG}]}}')
+
+
 def test_what_is_data_or_a_name_is_no_keyword() -> None:
     schema = {
         "type": "object",
