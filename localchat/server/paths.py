@@ -5,12 +5,18 @@ from typing import Final
 
 from starlette.types import Scope
 
+_AUTHORITY: Final = re.compile("https?://[^/]*", re.IGNORECASE)
 _SLASHES: Final = re.compile("/{2,}")
 _OPENAI: Final = ("/chat/completions", "/completions", "/responses", "/embeddings")
 
 
 def normalize_path(path: str) -> str:
-    """Remove `/v1`, doubled slashes and a slash at the end, as the routes expect."""
+    """Remove `/v1`, doubled slashes and a slash at the end, as the routes expect.
+
+    Clients that know this server as a proxy send a whole URL (RFC 9112, 3.2.2). Its path counts.
+    """
+    if match := _AUTHORITY.match(path):
+        path = path[match.end() :]
     path = _SLASHES.sub("/", path)
     while path == "/v1" or path.startswith("/v1/"):
         path = path[3:]

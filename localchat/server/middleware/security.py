@@ -32,6 +32,11 @@ PRIVATE: Final = "/localchat/"
 _OPEN: Final = frozenset({"/", "/health"})
 _PROBES: Final = frozenset({"/", "/health", "/metrics"})
 _METHODS: Final = "GET, HEAD, POST, DELETE, OPTIONS"
+_EXPOSED: Final = (
+    b"x-request-id, request-id, retry-after, x-should-retry, x-localchat-schema-relaxed, "
+    b"x-localchat-ignored, x-localchat-context-tokens"
+)
+"""Headers of responses that pages may read. OpenAI's and Anthropic's libraries need the first four."""
 _KEY_VARIABLE: Final = "LOCALCHAT_API_KEY"
 _MIN_KEY_LENGTH: Final = 8
 
@@ -255,10 +260,7 @@ def _with_origin(send: Send, origin: str | None) -> Send:
             assert isinstance(headers, list)
             headers += [
                 (b"access-control-allow-origin", origin.encode()),
-                (
-                    b"access-control-expose-headers",
-                    b"x-request-id, retry-after, x-localchat-schema-relaxed, x-localchat-ignored",
-                ),
+                (b"access-control-expose-headers", _EXPOSED),
                 (b"vary", b"Origin"),
             ]
         await send(message)

@@ -7,7 +7,10 @@ import pytest
 
 from localchat.errors import FileMissing, UsageError
 from localchat.server.config import ServerConfig
+from localchat.server.fields import HEADER
+from localchat.server.generation_response import SCHEMA_RELAXED
 from localchat.server.middleware.security import checked_names, checked_origins, read_keys
+from localchat.server.ollama.requests import CONTEXT_TOKENS
 from tests.support.http_server import Stage, Wire, ask, serving
 
 CHAT = "/v1/chat/completions"
@@ -165,6 +168,23 @@ def test_a_page_that_may_ask_reads_refusals_too() -> None:
             reply = ask(stage, "/nothing", headers={"origin": origin, **headers})
             assert reply.status == status
             assert reply.headers["access-control-allow-origin"] == origin
+
+
+def test_a_page_that_may_ask_reads_the_headers_that_libraries_need(open_stage: Stage) -> None:
+    headers = {"origin": "http://localhost:3000"}
+    reply = ask(open_stage, CHAT, BODY, headers=headers)
+    exposed = set(reply.headers["access-control-expose-headers"].split(", "))
+    needed = {"x-request-id", "request-id", "retry-after", "x-should-retry"}
+    assert needed <= exposed
+    assert {name.decode() for name in (HEADER, SCHEMA_RELAXED, CONTEXT_TOKENS)} <= exposed
+
+
+@pytest.mark.parametrize("authority", ["http://127.0.0.1:8114", "HTTP://localhost", "https://box"])
+def test_a_url_as_target_means_its_path(stage: Stage, authority: str) -> None:
+    assert ask(stage, f"{authority}/health").status == 200
+    assert ask(stage, f"{authority}/v1/models").status == 200
+    assert ask(stage, authority).status == 200
+    assert ask(stage, f"{authority}/health", host="evil.example").status == 403
 
 
 def test_a_preflight_is_answered_for_allowed_pages_only(open_stage: Stage) -> None:
