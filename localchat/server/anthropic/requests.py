@@ -75,10 +75,10 @@ def prompt_as_chat(body: CountTokensBody, media: MediaReader) -> ChatRequest:
 def _system(system: Content, media: MediaReader) -> list[Message]:
     if isinstance(system, str):
         system = [InputBlock("text", system)]
-    texts = [
-        _BILLING_HEADER.sub("", _plain_text([block], f"system.{index}", media))
-        for index, block in enumerate(system or ())
-    ]
+    parts = _parts(system, "system", media)
+    texts = [_BILLING_HEADER.sub("", part) for part in parts if isinstance(part, str)]
+    if len(texts) < len(parts):
+        raise bad_request("system can only have text.", param="system")
     text = "\n".join(filter(None, texts))
     if not text:
         return []

@@ -53,7 +53,7 @@ TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content.0.text"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "0.name"),
-        ({"system": [{"type": "image"}]}, "system.0"),
+        ({"system": [{"type": "image"}]}, "system.0: "),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
         ({"tool_choice": {"type": "any"}}, "tool"),
         ({"tool_choice": {"type": "perhaps"}}, "tool_choice"),
