@@ -354,7 +354,7 @@ class EngineProcess:
     def _embed(self, frame: protocol.Embed) -> None:
         if self._opened.embedding is None:
             raise UsageError(
-                f"{self._spec.name} cannot compute embeddings",
+                f"{self._spec.name!r} cannot compute embeddings",
                 hint="use an embedding model, such as nomic-embed-text or qwen3-embedding",
                 no_embeddings=True,
             )
@@ -365,7 +365,7 @@ class EngineProcess:
         try:
             if self._opened.embedding is not None:
                 raise UsageError(
-                    f"{self._spec.name} is an embedding model and cannot generate text",
+                    f"{self._spec.name!r} is an embedding model and cannot generate text",
                     hint="choose a text model; this one serves /v1/embeddings",
                 )
             request_state, accepted = self._opened.input_processor.accept(frame.id, frame.request)

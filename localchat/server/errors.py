@@ -5,6 +5,7 @@ the request again three times. No message contains a path of this machine.
 """
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -47,6 +48,8 @@ _ANTHROPIC_KINDS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_WORD: Final = re.compile(r"[a-z']+[,:;]?(?: |$)")
+"""A word at the start of a message. Names of files and fields have other signs."""
 _BATCH_ROUTES: Final = ("/files", "/batches")
 """OpenAI's routes for batches, which this server does not have."""
 
@@ -237,8 +240,8 @@ def _with_hint(error: LocalchatError) -> str:
 
 def _sentence(text: str) -> str:
     text = text.strip().rstrip(".")
-    if text.startswith(("http://", "https://")):
-        return f"{text}."  # a URL keeps its case
+    if not _WORD.match(text):
+        return f"{text}."  # a URL, a file or a field keeps its case
     return f"{text[:1].upper()}{text[1:]}."
 
 

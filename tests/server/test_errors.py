@@ -460,3 +460,18 @@ def test_a_text_too_long_to_embed_is_reported_without_a_completion() -> None:
         "This model's maximum context length is 512 tokens. Text 2 has 700 tokens, and minilm reads "
         "512 at once. Embed it in parts."
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ("the prompt is empty", "The prompt is empty."),
+        ("messages[0].images[0] has 9 x 9 pixels", "messages[0].images[0] has 9 x 9 pixels."),
+        ("cat.png is empty", "cat.png is empty."),
+        ("http://a has no model", "http://a has no model."),
+    ],
+)
+def test_a_message_begins_with_a_capital_unless_a_name_begins_it(
+    message: str, sentence: str
+) -> None:
+    assert to_api_error(UsageError(message)).message == sentence
