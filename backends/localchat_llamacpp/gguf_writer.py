@@ -2,9 +2,11 @@
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from math import prod
+from typing import Final, TypeAlias
 
 from localchat.model_files.ggml_types import NUMBER_FORMATS, stored_bytes
+from localchat.model_files.gguf import GgufTensor
 
 ALIGNMENT: Final = 32
 TYPE_CODES: Final = {format_.name: code for code, format_ in NUMBER_FORMATS.items()}
@@ -15,30 +17,19 @@ _ARRAY: Final = 9
 Scalar: TypeAlias = bool | int | float | str
 
 
-class TableEntry(NamedTuple):
-    """A tensor to write."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Fastest dimension first."""
-    format: str
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the tensor without padding."""
-        elements = 1
-        for length in self.shape:
-            elements *= length
-        return stored_bytes(NUMBER_FORMATS[TYPE_CODES[self.format]], elements)
+def tensor_to_write(name: str, shape: tuple[int, ...], format_name: str) -> GgufTensor:
+    """Return a tensor whose offset `head` chooses. shape: fastest dimension first."""
+    format_ = NUMBER_FORMATS[TYPE_CODES[format_name]]
+    return GgufTensor(name, shape, format_, 0, stored_bytes(format_, prod(shape)))
 
 
-def head(entries: Sequence[bytes], tensors: Iterable[TableEntry]) -> bytes:
+def head(entries: Sequence[bytes], tensors: Iterable[GgufTensor]) -> bytes:
     """Return everything before the tensors' data. Each tensor begins at a multiple of ALIGNMENT."""
     table = []
     offset = 0
     for tensor in tensors:
         shape = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-        code = TYPE_CODES[tensor.format]
+        code = TYPE_CODES[tensor.format.name]
         table.append(_string(tensor.name) + shape + struct.pack("<IQ", code, offset))
         offset += -(-tensor.size_bytes // ALIGNMENT) * ALIGNMENT
     counts = struct.pack("<4sIQQ", b"GGUF", _GGUF_VERSION, len(table), len(entries))

@@ -15,6 +15,7 @@ from localchat.backend_api.interface import (
 from localchat.errors import DoesNotFit, ModelInvalid
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.adapter import Adapter
+from localchat.model_files.ggml_types import KV_FORMATS
 from localchat_llamacpp.adapters import LoadedAdapters
 from localchat_llamacpp.attention_tiles import TILE_ROWS, prompt_widths
 from localchat_llamacpp.batch import Batch
@@ -24,7 +25,6 @@ from localchat_llamacpp.media_api import uses_mrope
 from localchat_llamacpp.media_reader import MediaEncoder
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import (
-    KV_TYPES,
     ContextSpec,
     Placement,
     Weights,
@@ -103,9 +103,10 @@ def load_runner(
     media: reads attachments from then on.
     Raises ModelInvalid, DoesNotFit, EngineClosed, each with the library's own reason.
     """
-    if request.plan.kv_type not in KV_TYPES:
+    # Any other number of a type ends the process in native code.
+    if request.plan.kv_type not in KV_FORMATS:
         raise ModelInvalid(
-            f"KV type {request.plan.kv_type!r}: expected one of {', '.join(KV_TYPES)}"
+            f"KV type {request.plan.kv_type!r}: expected one of {', '.join(KV_FORMATS)}"
         )
     weights = load_weights(
         target.path,

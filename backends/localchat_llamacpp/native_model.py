@@ -11,20 +11,9 @@ from localchat.errors import DoesNotFit, EngineClosed, ModelInvalid
 from localchat.fit.memory_plan import GpuShare
 from localchat_llamacpp.build_advice import devices
 from localchat_llamacpp.c_api import BufferOverride
+from localchat_llamacpp.gguf_writer import TYPE_CODES
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.plan.buffers import Steps, context_cells, tensor_split
-
-KV_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "bf16": 30,
-}
-"""ggml's numbers. Any other number ends the process in native code."""
 
 _MTP_CONTEXT = 1
 """LLAMA_CONTEXT_TYPE_MTP: the context runs the model's prediction head."""
@@ -200,7 +189,7 @@ def open_context(
     parameters.n_outputs_max = outputs_max(spec)
     parameters.kv_unified = True
     parameters.swa_full = not spec.window_only
-    parameters.type_k = parameters.type_v = KV_TYPES[spec.kv_type]
+    parameters.type_k = parameters.type_v = TYPE_CODES[spec.kv_type.upper()]
     parameters.flash_attn_type = _FLASH_AUTO if spec.flash_attention else _FLASH_OFF
     parameters.n_threads = parameters.n_threads_batch = spec.threads
     parameters.no_perf = True

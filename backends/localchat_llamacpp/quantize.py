@@ -18,12 +18,13 @@ from localchat.errors import UsageError
 from localchat.model_files.ggml_types import (
     FILE_TYPES,
     NUMBER_FORMATS,
+    NumberFormat,
     keeps_finer_formats,
     stored_bytes,
 )
 from localchat.model_files.gguf import GgufTensor, Header
 from localchat.model_files.open_gguf import read_header
-from localchat_llamacpp.gguf_writer import ALIGNMENT, TYPE_CODES, TableEntry, entry, head
+from localchat_llamacpp.gguf_writer import ALIGNMENT, TYPE_CODES, entry, head, tensor_to_write
 from localchat_llamacpp.native import library
 
 _CHUNK_ELEMENTS: Final = 1 << 22
@@ -144,12 +145,7 @@ class GgufQuantizer:
 
     def size_bytes(self, source: Path, quantization: str) -> int:
         """Return the size of the tensors that `write` would write. Reads no weights."""
-        header = _source(source).header
-        formats = dict(_formats(header, quantization))
-        return sum(
-            stored_bytes(NUMBER_FORMATS[TYPE_CODES[formats[tensor.name]]], tensor.elements)
-            for tensor in header.tensors
-        )
+        return sum(tensor.size_bytes for tensor in _table(_source(source).header, quantization))
 
     def write(
         self,
@@ -165,21 +161,20 @@ class GgufQuantizer:
         """
         model = _source(source)
         header = model.header
-        formats = dict(_formats(header, quantization))
+        table = list(_table(header, quantization))
         entries = [
             *model.entries(),
             entry("general.quantization_version", _QUANTIZATION_VERSION),
             entry("general.file_type", _FILE_CODES[quantization]),
         ]
-        table = [TableEntry(item.name, item.shape, formats[item.name]) for item in header.tensors]
         file = target.open("xb")
         try:
             with file, ThreadPoolExecutor(threads) as pool:
                 file.write(head(entries, table))
                 done_bytes = 0
-                for tensor in header.tensors:
+                for tensor, target_tensor in zip(header.tensors, table, strict=True):
                     stored = model.stored(tensor)
-                    file.write(_converted(stored, tensor, formats[tensor.name], pool).data)
+                    file.write(_converted(stored, tensor, target_tensor.format, pool).data)
                     # llama.cpp expects the padding of the last tensor, too.
                     file.write(bytes(-file.tell() % ALIGNMENT))
                     done_bytes += tensor.size_bytes
@@ -189,8 +184,8 @@ class GgufQuantizer:
             raise
 
 
-def _formats(header: Header, quantization: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the new format of each tensor. Raises UsageError for an unknown quantization."""
+def _table(header: Header, quantization: str) -> Iterator[GgufTensor]:
+    """Yield the tensors in their new formats. Raises UsageError for an unknown quantization."""
     mix = _MIXES.get(quantization)
     if mix is None:
         raise UsageError(
@@ -205,12 +200,12 @@ def _formats(header: Header, quantization: str) -> Iterator[tuple[str, str]]:
     for tensor in header.tensors:
         if not _is_quantizable(tensor):
             # llama.cpp keeps these; a whole copy in F16 would not change them either.
-            yield tensor.name, tensor.format.name
+            yield tensor
             continue
         name = _choice(tensor, header, quantization, value_layers, has_output=has_output)
         if mix.base in _WHOLE:
             name = mix.base
-        yield tensor.name, _dividing(name, tensor.shape[0])
+        yield tensor_to_write(tensor.name, tensor.shape, _dividing(name, tensor.shape[0]))
 
 
 def _is_quantizable(tensor: GgufTensor) -> bool:
@@ -311,14 +306,13 @@ def _dividing(name: str, width: int) -> str:
 
 
 def _converted(
-    stored: np.ndarray, tensor: GgufTensor, name: str, pool: ThreadPoolExecutor
+    stored: np.ndarray, tensor: GgufTensor, format_: NumberFormat, pool: ThreadPoolExecutor
 ) -> np.ndarray:
     """Return the bytes of a tensor in another format."""
-    if name == tensor.format.name:
+    if format_ == tensor.format:
         return stored
     width = tensor.shape[0]
     rows = tensor.elements // width
-    format_ = NUMBER_FORMATS[TYPE_CODES[name]]
     row_bytes = stored_bytes(format_, width)
     result = np.empty(rows * row_bytes, np.uint8)
     source_row_bytes = stored_bytes(tensor.format, width)
@@ -328,7 +322,9 @@ def _converted(
         last = min(first + step, rows)
         piece = stored[first * source_row_bytes : last * source_row_bytes]
         floats = _floats(piece, tensor.format.name, (last - first) * width)
-        result[first * row_bytes : last * row_bytes] = _encoded(floats, name, last - first, width)
+        result[first * row_bytes : last * row_bytes] = _encoded(
+            floats, format_, last - first, width
+        )
 
     # list() raises what a thread raised.
     list(pool.map(convert, range(0, rows, step)))
@@ -359,9 +355,9 @@ def _floats(piece: np.ndarray, name: str, count: int) -> np.ndarray:
     return floats
 
 
-def _encoded(floats: np.ndarray, name: str, rows: int, width: int) -> np.ndarray:
+def _encoded(floats: np.ndarray, format_: NumberFormat, rows: int, width: int) -> np.ndarray:
     """Return rows of float32 in a format, as bytes."""
-    match name:
+    match format_.name:
         case "F32":
             return floats.view(np.uint8)
         case "F16":
@@ -382,9 +378,10 @@ def _encoded(floats: np.ndarray, name: str, rows: int, width: int) -> np.ndarray
         *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
         *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
     ]
-    size_bytes = rows * stored_bytes(NUMBER_FORMATS[TYPE_CODES[name]], width)
-    encoded = np.empty(size_bytes, np.uint8)
-    function(TYPE_CODES[name], floats.ctypes.data, encoded.ctypes.data, 0, rows, width, None)
+    encoded = np.empty(rows * stored_bytes(format_, width), np.uint8)
+    function(
+        TYPE_CODES[format_.name], floats.ctypes.data, encoded.ctypes.data, 0, rows, width, None
+    )
     return encoded
 
 

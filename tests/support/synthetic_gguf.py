@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from localchat.model_files.ggml_types import NUMBER_FORMATS
-from localchat_llamacpp.gguf_writer import ALIGNMENT, TYPE_CODES, Scalar, TableEntry, entry, head
+from localchat.model_files.gguf import GgufTensor
+from localchat_llamacpp.gguf_writer import ALIGNMENT, Scalar, entry, head, tensor_to_write
 
 _HEADS_FORMAT: Final = "Q8_0"
 _SCALE: Final = np.array([0.001], np.float16).tobytes()
@@ -68,27 +68,27 @@ def _values(model: SyntheticModel) -> Iterator[tuple[str, Scalar]]:
     yield "llama.attention.layer_norm_rms_epsilon", 1e-5
 
 
-def _matrices(model: SyntheticModel) -> Iterator[TableEntry]:
+def _matrices(model: SyntheticModel) -> Iterator[GgufTensor]:
     width = model.width
     feed_forward = model.feed_forward
     queries, keys = (count * model.head_width for count in (model.heads, model.kv_heads))
-    yield TableEntry("token_embd.weight", (width, TOKENS), "F32")
-    yield TableEntry("output_norm.weight", (width,), "F32")
-    yield TableEntry("output.weight", (width, TOKENS), "F32")
+    yield tensor_to_write("token_embd.weight", (width, TOKENS), "F32")
+    yield tensor_to_write("output_norm.weight", (width,), "F32")
+    yield tensor_to_write("output.weight", (width, TOKENS), "F32")
     for layer in range(model.layers):
         prefix = f"blk.{layer}."
-        yield TableEntry(f"{prefix}attn_norm.weight", (width,), "F32")
-        yield TableEntry(f"{prefix}ffn_norm.weight", (width,), "F32")
-        yield TableEntry(f"{prefix}attn_q.weight", (width, queries), _HEADS_FORMAT)
-        yield TableEntry(f"{prefix}attn_k.weight", (width, keys), _HEADS_FORMAT)
-        yield TableEntry(f"{prefix}attn_v.weight", (width, keys), _HEADS_FORMAT)
-        yield TableEntry(f"{prefix}attn_output.weight", (queries, width), _HEADS_FORMAT)
-        yield TableEntry(f"{prefix}ffn_gate.weight", (width, feed_forward), model.format)
-        yield TableEntry(f"{prefix}ffn_up.weight", (width, feed_forward), model.format)
-        yield TableEntry(f"{prefix}ffn_down.weight", (feed_forward, width), model.format)
+        yield tensor_to_write(f"{prefix}attn_norm.weight", (width,), "F32")
+        yield tensor_to_write(f"{prefix}ffn_norm.weight", (width,), "F32")
+        yield tensor_to_write(f"{prefix}attn_q.weight", (width, queries), _HEADS_FORMAT)
+        yield tensor_to_write(f"{prefix}attn_k.weight", (width, keys), _HEADS_FORMAT)
+        yield tensor_to_write(f"{prefix}attn_v.weight", (width, keys), _HEADS_FORMAT)
+        yield tensor_to_write(f"{prefix}attn_output.weight", (queries, width), _HEADS_FORMAT)
+        yield tensor_to_write(f"{prefix}ffn_gate.weight", (width, feed_forward), model.format)
+        yield tensor_to_write(f"{prefix}ffn_up.weight", (width, feed_forward), model.format)
+        yield tensor_to_write(f"{prefix}ffn_down.weight", (feed_forward, width), model.format)
 
 
-def _body(matrix: TableEntry) -> bytes:
+def _body(matrix: GgufTensor) -> bytes:
     """Return the weights. Empty for zeros."""
     draw = np.random.default_rng(1)
     if matrix.name.endswith("norm.weight"):
@@ -97,9 +97,7 @@ def _body(matrix: TableEntry) -> bytes:
         return draw.standard_normal(matrix.shape, np.float32).tobytes()
     if "attn_" not in matrix.name:
         return b""
-    form = NUMBER_FORMATS[TYPE_CODES[_HEADS_FORMAT]]
-    blocks = draw.integers(
-        0, 256, (matrix.size_bytes // form.block_bytes, form.block_bytes), np.uint8
-    )
+    block_bytes = matrix.format.block_bytes
+    blocks = draw.integers(0, 256, (matrix.size_bytes // block_bytes, block_bytes), np.uint8)
     blocks[:, :2] = np.frombuffer(_SCALE, np.uint8)
     return blocks.tobytes()

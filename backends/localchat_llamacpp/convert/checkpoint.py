@@ -16,7 +16,6 @@ from localchat.model_files.checkpoint import (
     weight_paths,
     whole_config,
 )
-from localchat.model_files.ggml_types import NUMBER_FORMATS
 from localchat.model_files.gguf import GgufTensor, Header, Value
 from localchat_llamacpp.convert.names import name_map, reordered, reorders
 from localchat_llamacpp.convert.sizes import CheckpointConfig
@@ -26,7 +25,7 @@ from localchat_llamacpp.convert.tensor_files import (
     read_tensors,
 )
 from localchat_llamacpp.convert.vocabulary import vocabulary_entries
-from localchat_llamacpp.gguf_writer import TYPE_CODES, entry
+from localchat_llamacpp.gguf_writer import entry, tensor_to_write
 
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _EMBEDDING: Final = "token_embd.weight"
@@ -56,7 +55,7 @@ class CheckpointSource:
         self._rope_factors = self._config.rope_factors()
         tensors = [self._described(name, tensor) for name, tensor in self._stored.items()]
         if self._rope_factors is not None:
-            tensors.insert(0, _tensor(_ROPE_FACTORS, self._rope_factors.shape, "F32"))
+            tensors.insert(0, tensor_to_write(_ROPE_FACTORS, self._rope_factors.shape, "F32"))
         metadata: dict[str, Value] = {"general.architecture": self._architecture}
         metadata |= {f"{self._architecture}.{key}": value for key, value in self._numbers.items()}
         size_bytes = sum(tensor.size_bytes for tensor in tensors)
@@ -89,7 +88,7 @@ class CheckpointSource:
         # llama.cpp computes norms and biases in float32.
         if kind == "F64" or len(stored.shape) < 2:
             kind = "F32"
-        return _tensor(name, stored.shape, kind)
+        return tensor_to_write(name, stored.shape[::-1], kind)
 
     def entries(self) -> list[bytes]:
         """Return the metadata of the new file. Raises ModelMissing, ModelInvalid."""
@@ -139,14 +138,6 @@ class CheckpointSource:
             hint="The checkpoint may be incomplete: download it again.",
             path=str(self._folder),
         )
-
-
-def _tensor(name: str, shape: tuple[int, ...], kind: str) -> GgufTensor:
-    format_ = NUMBER_FORMATS[TYPE_CODES[kind]]
-    size_bytes = format_.block_bytes
-    for length in shape:
-        size_bytes *= length
-    return GgufTensor(name, shape[::-1], format_, 0, size_bytes)
 
 
 def _file_order(name: str) -> tuple[int, int, str]:

@@ -25,7 +25,7 @@ from localchat_llamacpp.convert.tensor_files import (
     expected_values,
     read_tensors,
 )
-from localchat_llamacpp.gguf_writer import ALIGNMENT, TableEntry, entry, head
+from localchat_llamacpp.gguf_writer import ALIGNMENT, entry, head, tensor_to_write
 
 _VERSION: Final = 2
 """Increases when the same folder converts to another file."""
@@ -124,7 +124,7 @@ def _write(
     target: Path, entries: list[bytes], matrices: list[tuple[str, NDArray[np.float32]]]
 ) -> None:
     """Write a GGUF file, which is complete or missing. Raises OSError."""
-    table = [TableEntry(name, matrix.shape[::-1], "F32") for name, matrix in matrices]
+    table = [tensor_to_write(name, matrix.shape[::-1], "F32") for name, matrix in matrices]
     partial = target.with_suffix(f".{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
