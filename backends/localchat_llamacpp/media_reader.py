@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary, finalize
 
@@ -56,6 +56,10 @@ class Native:
         self._finalizer = finalize(self, free, handle)
 
 
+_Part: TypeAlias = tuple[int, ...] | Native
+"""Part of an attachment: tokens of text, or a native chunk with its pixels."""
+
+
 class _Layout(msgspec.Struct, frozen=True):
     """A chunk without its pixels."""
 
@@ -83,31 +87,19 @@ class Chunk:
         self.source = source
         self.number = number
         """Number among the chunks of the attachment."""
-        self._ids = placeholder_ids(
+        self.ids = placeholder_ids(
             source.digest, layout.tokens, divisible=layout.divisible, index=number
         )
+        self.whole = layout.whole
+        self.positions = layout.positions
+        """Positions that the chunk takes."""
         self.embeddings: FloatArray | None = None
         """(tokens, width), None until they are computed."""
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """See MediaChunk."""
-        return self._ids
-
-    @property
-    def whole(self) -> bool:
-        """See MediaChunk."""
-        return self._layout.whole
 
     @property
     def encoded(self) -> bool:
         """See MediaChunk."""
         return self.embeddings is not None
-
-    @property
-    def positions(self) -> int:
-        """Positions that the chunk takes."""
-        return self._layout.positions
 
     def encode(self, embeddings: FloatArray, native: Native) -> None:
         """Set the embeddings. native: the chunk with its pixels, of which only the shape is kept."""
@@ -171,14 +163,6 @@ class _MtmdContext:
     buffers: list[Buffer]
 
 
-@dataclass(slots=True)
-class _Graph:
-    """State of the running encoder graph."""
-
-    nodes: int = 0
-    job: _Job | None = field(default=None)
-
-
 class MediaEncoder:
     """The projector of one model. Thread-safe."""
 
@@ -199,7 +183,10 @@ class MediaEncoder:
         self._chunks: WeakValueDictionary[tuple[bytes, int], Chunk] = WeakValueDictionary()
         """Chunks of all requests, so that two with the same picture encode it once."""
         self._worker = ThreadPoolExecutor(1, "media-encoder")
-        self._graph = _Graph()
+        self._job: _Job | None = None
+        """Job of the running graph. None in the warm-up of the load."""
+        self._nodes = 0
+        """Nodes of the graph that were announced."""
         stat = projector.path.stat()
         self.identity = f"{projector.path.name} {stat.st_size} {stat.st_mtime_ns}"
         """Names everything that the embeddings of given data depend on."""
@@ -339,67 +326,60 @@ class MediaEncoder:
     def _divide(self, source: _Attachment, store: LayoutStore) -> _Layouts:
         """Decode an attachment, and divide it into text and chunks."""
         context = self._loaded()
-        natives, texts = self._tokenized(context, source)
+        parts = self._tokenized(context, source)
         api = media_library()
         layouts: list[tuple[int, ...] | _Layout] = []
-        for native, text in zip(natives, texts, strict=True):
-            if text is not None:
-                layouts.append(text)
+        for part in parts:
+            if isinstance(part, tuple):
+                layouts.append(part)
                 continue
-            assert native is not None
-            tokens = int(api.mtmd_input_chunk_get_n_tokens(native.handle))
-            positions = int(api.mtmd_input_chunk_get_n_pos(native.handle))
-            whole = bool(api.mtmd_decode_use_non_causal(context.handle, native.handle))
-            audio = api.mtmd_input_chunk_get_type(native.handle) == AUDIO
+            tokens = int(api.mtmd_input_chunk_get_n_tokens(part.handle))
+            positions = int(api.mtmd_input_chunk_get_n_pos(part.handle))
+            whole = bool(api.mtmd_decode_use_non_causal(context.handle, part.handle))
+            audio = api.mtmd_input_chunk_get_type(part.handle) == AUDIO
             divisible = not whole and (audio or not self._mrope)
             layouts.append(_Layout(tokens, positions, whole, audio, divisible))
         result = tuple(layouts)
         with self._lock:
             self._remember(source, result)
-            self._prepare(source, natives)
+            self._prepare(source, parts)
         store.write(source.digest, msgspec.msgpack.encode(result))
         return result
 
-    def _prepare(self, source: _Attachment, natives: Sequence[Native | None]) -> tuple[Native, ...]:
+    def _prepare(self, source: _Attachment, parts: Sequence[_Part]) -> tuple[Native, ...]:
         """Keep the pixels of an attachment until its chunks are encoded. Return the chunks."""
-        prepared = tuple(native for native in natives if native)
+        prepared = tuple(part for part in parts if isinstance(part, Native))
         self._prepared[source.digest] = prepared
         while len(self._prepared) > _PREPARED:
             self._prepared.popitem(last=False)
         return prepared
 
-    def _tokenized(
-        self, context: _MtmdContext, source: _Attachment
-    ) -> tuple[list[Native | None], list[tuple[int, ...] | None]]:
-        """Decode an attachment. Return for each of its parts the native chunk, or the tokens of a text."""
+    def _tokenized(self, context: _MtmdContext, source: _Attachment) -> list[_Part]:
+        """Decode an attachment, and return its parts."""
         api = media_library()
         bitmap, pixels = self._bitmap(context, source)
         chunks = api.mtmd_input_chunks_init()
         try:
-            parts = (ctypes.POINTER(InputPart) * 1)(ctypes.pointer(InputPart(None, bitmap)))
+            inputs = (ctypes.POINTER(InputPart) * 1)(ctypes.pointer(InputPart(None, bitmap)))
             with library().log.capture() as captured:
-                status = api.mtmd_tokenize_from_parts(context.handle, chunks, parts, 1, False)
+                status = api.mtmd_tokenize_from_parts(context.handle, chunks, inputs, 1, False)
             if status:
                 raise UsageError(
                     f"{source.name or 'the attachment'} cannot be prepared for this model: "
                     f"{captured.reason('llama.cpp gives no reason')}",
                     hint="very long and narrow pictures are too much for some encoders; crop it",
                 )
-            natives: list[Native | None] = []
-            texts: list[tuple[int, ...] | None] = []
+            parts: list[_Part] = []
             for index in range(api.mtmd_input_chunks_size(chunks)):
                 chunk = api.mtmd_input_chunks_get(chunks, index)
                 if api.mtmd_input_chunk_get_type(chunk) == TEXT:
                     count = ctypes.c_size_t()
                     ids = api.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
-                    natives.append(None)
-                    texts.append(self._text_tokens(tuple(ids[: count.value])))
+                    parts.append(self._text_tokens(tuple(ids[: count.value])))
                 else:
-                    natives.append(
-                        Native(api.mtmd_input_chunk_copy(chunk), api.mtmd_input_chunk_free)
-                    )
-                    texts.append(None)
-            return natives, texts
+                    copy = api.mtmd_input_chunk_copy(chunk)
+                    parts.append(Native(copy, api.mtmd_input_chunk_free))
+            return parts
         finally:
             api.mtmd_input_chunks_free(chunks)
             api.mtmd_bitmap_free(bitmap)
@@ -445,7 +425,8 @@ class MediaEncoder:
         context = self._loaded()
         native = self._native_chunk(context, chunk)
         api = media_library()
-        self._graph = _Graph(job=job)
+        self._job = job
+        self._nodes = 0
         self.turns.begin_encoding()
         try:
             status = api.mtmd_encode_chunk(context.handle, native.handle)
@@ -474,22 +455,21 @@ class MediaEncoder:
         with self._lock:
             prepared = self._prepared.get(digest)
         if prepared is None:
-            natives, _ = self._tokenized(context, chunk.source)
+            parts = self._tokenized(context, chunk.source)
             with self._lock:
-                prepared = self._prepare(chunk.source, natives)
+                prepared = self._prepare(chunk.source, parts)
         return prepared[chunk.number]
 
     def _evaluated(self, _tensor: int, ask: bool, _user: Any) -> bool:  # noqa: ANN401 - a null pointer
         """Divide the encoder's graph into parts, and let a step compute between two of them.
 
-        Called natively in the encoder's thread. The warm-up of the load has no job.
+        Called natively in the encoder's thread.
         """
-        graph = self._graph
         if ask:
-            graph.nodes += 1
-            return graph.nodes % _NODES_PER_PART == 0
-        if graph.job is None:
+            self._nodes += 1
+            return self._nodes % _NODES_PER_PART == 0
+        if self._job is None:
             return True
         self.turns.end_encoding()
         self.turns.begin_encoding()
-        return not (graph.job.cancelled or self._closed)
+        return not (self._job.cancelled or self._closed)
