@@ -166,12 +166,11 @@ def _native(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
 
 
 def _binding(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
-    installed = _installed(BINDING)
-    spec = find_spec("llama_cpp")
-    if not installed or spec is None or not spec.submodule_search_locations:
+    installed, folder = _installed(BINDING, "llama_cpp")
+    if folder is None:
         return None
-    folder = Path(next(iter(spec.submodule_search_locations))) / "lib"
-    file = next((folder / name for name in _NAMES if (folder / name).is_file()), None)
+    files = (folder / "lib" / name for name in _NAMES)
+    file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise _Unusable(f"{BINDING} {installed} is installed without its native library.")
     why = "It was compiled for this machine when it was installed."
@@ -179,12 +178,10 @@ def _binding(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
 
 
 def _prebuilt(environ: Mapping[str, str], root: Path) -> LibraryFile | None:
-    installed = _installed(PREBUILT)
-    spec = find_spec(PREBUILT)
-    if not installed or spec is None or not spec.submodule_search_locations:
+    installed, folder = _installed(PREBUILT, PREBUILT)
+    if folder is None:
         return None
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    file = next((path for path in sorted(folder.glob("xllamacpp*.so"))), None)
+    file = next(iter(sorted(folder.glob("xllamacpp*.so"))), None)
     if file is None:
         raise _Unusable(f"{PREBUILT} {installed} is installed without a library to call.")
     if missing := _missing_features(root):
@@ -203,14 +200,18 @@ _SOURCES: Final[Mapping[str, Callable[[Mapping[str, str], Path], LibraryFile | N
 }
 
 
-def _installed(package: str) -> str:
-    """Return the installed version of a package. Empty without one."""
+def _installed(package: str, module: str) -> tuple[str, Path | None]:
+    """Return the installed version of a package, and the folder of its module. None without one."""
     try:
         metadata = distribution(package).read_text("METADATA") or ""
     except PackageNotFoundError:
-        return ""
+        return "", None
     # `importlib.metadata.version` parses the whole description, and `fit` asks a hundred times.
-    return metadata.partition("\nVersion:")[2].partition("\n")[0].strip()
+    version = metadata.partition("\nVersion:")[2].partition("\n")[0].strip()
+    spec = find_spec(module)
+    if not version or spec is None or not spec.submodule_search_locations:
+        return version, None
+    return version, Path(next(iter(spec.submodule_search_locations)))
 
 
 def _missing_features(root: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """WordPiece tokenizer of BERT models. llama.cpp's own differs from the training in many scripts."""
 
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from localchat.model_files.gguf import Value
@@ -47,8 +47,8 @@ class WordPiece:
         # Older files omit it.
         self._lowercase = self._has_no_capitals() if lowercase is None else bool(lowercase)
         self._strips = bool(values.get(STRIP_ACCENTS, self._lowercase))
-        self._cleaning = _Cleaning()
-        self._folding = _Folding(lowercase=self._lowercase, strip_accents=self._strips)
+        self._cleaning = _Replacements(_cleaned)
+        self._folding = _Replacements(self._folded)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without tokens that begin and end it."""
@@ -76,40 +76,35 @@ class WordPiece:
             start = end
         return tokens
 
+    def _folded(self, character: str) -> str:
+        """Fold case and accents of a cleaned text, and separate punctuation."""
+        if self._strips and unicodedata.category(character) == "Mn":
+            return ""
+        if self._lowercase:
+            character = character.lower()
+        if len(character) == 1 and _is_punctuation(character):
+            return f" {character} "
+        return character
+
     def _has_no_capitals(self) -> bool:
         """Whether all words are in lower case, apart from tokens like `[CLS]`."""
         return all(text == text.lower() for text in self._firsts)
 
 
-class _Cleaning(dict[int, str]):
-    """Replacements of characters: no control characters, one kind of space, ideographs apart."""
+class _Replacements(dict[int, str]):
+    """Table for `str.translate` that caches what a function returns for each character."""
 
-    def __missing__(self, code: int) -> str:
-        self[code] = cleaned = _cleaned(chr(code))
-        return cleaned
-
-
-class _Folding(dict[int, str]):
-    """Replacements of characters in a cleaned text: case and accents folded, punctuation apart."""
-
-    def __init__(self, *, lowercase: bool, strip_accents: bool) -> None:
+    def __init__(self, replacement: Callable[[str], str]) -> None:
         super().__init__()
-        self._lowercase = lowercase
-        self._strips = strip_accents
+        self._replacement = replacement
 
     def __missing__(self, code: int) -> str:
-        character = chr(code)
-        if self._strips and unicodedata.category(character) == "Mn":
-            folded = ""
-        else:
-            folded = character.lower() if self._lowercase else character
-        if len(folded) == 1 and _is_punctuation(folded):
-            folded = f" {folded} "
-        self[code] = folded
-        return folded
+        self[code] = text = self._replacement(chr(code))
+        return text
 
 
 def _cleaned(character: str) -> str:
+    """Drop control characters, use one kind of space, and separate ideographs."""
     code = ord(character)
     category = unicodedata.category(character)
     if character in "\t\n\r" or (character.isspace() and category != "Cc"):
