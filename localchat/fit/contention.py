@@ -3,9 +3,10 @@
 import math
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-_ROOT: Final = Path("/")
+import psutil
+
 _PRESSURE_WINDOW_S: Final = 10.0
 """Averaging window of the kernel's `avg10`."""
 _LOAD_WINDOW_S: Final = 60.0
@@ -14,8 +15,6 @@ _WAITING_SHARE: Final = 0.5
 """A run is disturbed if threads waited for this share of the time. A run alone stays below 0.2."""
 BUSY_SHARE: Final = 0.15
 """A benchmark is disturbed if other programs use this share of the CPU."""
-_TICKS_PER_S: Final = 100
-"""Unit of /proc/stat."""
 _OTHER_THREADS: Final = 0.5
 """A run is disturbed by more runnable threads than this beyond the idle cores."""
 
@@ -42,19 +41,25 @@ class CpuWatch:
     Counts this process and the children that it has waited for as its own.
     """
 
-    def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
-        self._start = _busy_and_total_ticks(root)
+    def __init__(self) -> None:
+        self._start = _cpu_times()
         self._own_start_s = _own_cpu_s()
 
     def others_share(self) -> float:
         """Return the share of all cores that other programs used. 0 if the system does not report it."""
-        end = _busy_and_total_ticks(self._root)
-        if self._start is None or end is None or end[1] <= self._start[1]:
+        end = _cpu_times()
+        total_s = end.total_s - self._start.total_s
+        if total_s <= 0:
             return 0.0
-        total_s = (end[1] - self._start[1]) / _TICKS_PER_S
-        busy_s = (end[0] - self._start[0]) / _TICKS_PER_S
+        busy_s = end.busy_s - self._start.busy_s
         return max(busy_s - (_own_cpu_s() - self._own_start_s), 0.0) / total_s
+
+
+class _CpuTimes(NamedTuple):
+    """Time of all cores since boot."""
+
+    busy_s: float
+    total_s: float
 
 
 def _own_cpu_s() -> float:
@@ -62,23 +67,15 @@ def _own_cpu_s() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _busy_and_total_ticks(root: Path) -> tuple[int, int] | None:
-    """Return the busy and total ticks of all cores since boot. None if the system does not report them."""
-    if root == _ROOT and not (root / "proc/stat").exists():
-        import psutil
-
-        times = psutil.cpu_times()
-        total = round(sum(times) * _TICKS_PER_S)
-        return total - round(times.idle * _TICKS_PER_S), total
+def _cpu_times() -> _CpuTimes:
+    """Return the times of this machine. Zeros if the system does not report them."""
     try:
-        fields = (root / "proc/stat").read_text().partition("\n")[0].split()[1:9]
-        ticks = [int(field) for field in fields]
+        times = psutil.cpu_times()._asdict()
     except (OSError, ValueError):
-        return None
-    if len(ticks) < 5:
-        return None
-    # The fourth and fifth field are idle time and waiting for disks.
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+        return _CpuTimes(0.0, 0.0)
+    # Time of guests is part of the user's.
+    total_s = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
+    return _CpuTimes(total_s - times["idle"] - times.get("iowait", 0.0), total_s)
 
 
 def _weight_of(elapsed_s: float, window_s: float) -> float:

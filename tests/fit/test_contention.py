@@ -51,31 +51,43 @@ def test_without_any_source_no_run_is_contended(
     assert not contention.cpu_was_contended(60, 2, 2, tmp_path)
 
 
+def _readings(monkeypatch: pytest.MonkeyPatch, *times: NamedTuple) -> None:
+    """Let psutil report these times, one after the other."""
+    readings = iter(times)
+    monkeypatch.setattr("psutil.cpu_times", lambda: next(readings))
+
+
 def test_time_of_other_programs_is_measured_without_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "proc").mkdir()
-    stat, own = tmp_path / "proc/stat", [5.0, 9.0]
+    class Times(NamedTuple):
+        user: float
+        idle: float
+        iowait: float
+        guest: float
+
+    own = [5.0, 9.0]
     monkeypatch.setattr(contention, "_own_cpu_s", lambda: own.pop(0))
-    stat.write_text("cpu 1000 0 0 5000 0 0 0 0 0 0\n")
-    watch = contention.CpuWatch(tmp_path)
-    stat.write_text("cpu 2000 0 0 6000 0 0 0 0 0 0\ncpu0 1 1\n")
-    assert watch.others_share() == pytest.approx((10 - 4) / 20)
+    # Disks do not use the CPU, and time of guests is part of the user's.
+    _readings(monkeypatch, Times(10.0, 50.0, 0.0, 3.0), Times(20.0, 55.0, 5.0, 8.0))
+    assert contention.CpuWatch().others_share() == pytest.approx((10 - 4) / 20)
 
 
-def test_a_system_without_counters_tells_nothing(tmp_path: Path) -> None:
-    assert contention.CpuWatch(tmp_path).others_share() == 0.0
+def test_a_system_without_counters_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise FileNotFoundError("/proc/stat")
+
+    monkeypatch.setattr("psutil.cpu_times", fail)
+    assert contention.CpuWatch().others_share() == 0.0
 
 
-def test_systems_without_proc_report_other_programs_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_systems_without_waiting_for_disks_report_other_programs_too(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Times(NamedTuple):
         user: float
         idle: float
 
-    readings = iter([Times(100.0, 100.0), Times(103.0, 101.0)])
-    monkeypatch.setattr(contention, "_ROOT", tmp_path)
-    monkeypatch.setattr("psutil.cpu_times", lambda: next(readings))
     monkeypatch.setattr(contention, "_own_cpu_s", lambda: 0.0)
-    assert contention.CpuWatch(tmp_path).others_share() == pytest.approx(0.75)
+    _readings(monkeypatch, Times(100.0, 100.0), Times(103.0, 101.0))
+    assert contention.CpuWatch().others_share() == pytest.approx(0.75)
