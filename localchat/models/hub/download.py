@@ -17,7 +17,7 @@ from localchat.units import size
 
 T = TypeVar("T")
 
-_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 _SLOW_CHECK_BYTES: Final = 64 << 20
 """Reading a part above this again takes a moment, so an event announces it."""
 _MOST_RESTARTS: Final = 3
@@ -53,7 +53,7 @@ class Download:
         with PartialFile(target, file) as part:
             if part.length > _SLOW_CHECK_BYTES:
                 self._emit(Checking(file.path, part.length))
-            part.hash_existing(lambda _: None)
+            part.hash_existing()
             for last in (False, True):
                 self._fill(part, file)
                 if part.matches:
@@ -179,7 +179,7 @@ def _mismatch(response: httpx2.Response, start: int, file: RemoteFile) -> str:
         length = response.headers.get("content-length", "")
         total = length if length.isdigit() else "*"
     else:
-        match = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
+        match = CONTENT_RANGE.fullmatch(response.headers.get("content-range", "").strip())
         if match is None or int(match[1]) != start:
             return "the server sends another range than requested"
         total = match[3]

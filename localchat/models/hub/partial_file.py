@@ -7,7 +7,7 @@ before the file gets its name.
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -121,15 +121,14 @@ class PartialFile:
             self._length += written
             remaining = remaining[written:]
 
-    def hash_existing(self, read: Callable[[int], None]) -> None:
-        """Hash the bytes of an earlier download. read: called with the number of bytes of each step."""
+    def hash_existing(self) -> None:
+        """Hash the bytes of an earlier download."""
         self._begin_hash()
         os.lseek(self._handle, 0, os.SEEK_SET)
         left = self._length
         while left and (piece := os.read(self._handle, min(_READ_BYTES, left))):
             self._hash.update(piece)
             left -= len(piece)
-            read(len(piece))
         if left:  # another program truncated the file
             self._length -= left
         os.lseek(self._handle, self._length, os.SEEK_SET)

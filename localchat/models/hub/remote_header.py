@@ -3,7 +3,6 @@
 The vocabulary comes before the list of tensors, so a GGUF takes a few megabytes.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -22,7 +21,7 @@ from localchat.model_files.checkpoint import (
 )
 from localchat.model_files.open_gguf import check_model, join_parts, read_source
 from localchat.models.hub.client import HubClient, RetryableError
-from localchat.models.hub.download import with_retries
+from localchat.models.hub.download import CONTENT_RANGE, with_retries
 from localchat.models.hub.events import EventSink
 from localchat.models.hub.partial_file import RemoteFile
 from localchat.models.hub.pull import SelectedFiles
@@ -34,7 +33,6 @@ MAX_BYTES: Final = 64 << 20
 MAX_IGNORED_BYTES: Final = 8 << 20
 """Limit on the bytes to skip from a server that ignores ranges."""
 _MIN_READ_BYTES: Final = 256 << 10
-_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 
 class ByteBudget:
@@ -101,7 +99,7 @@ class HubSource:
     def _skipped(self, response: httpx2.Response, offset: int, count: int) -> int:
         """Return the bytes of the response before the requested ones: 0 if the server supports ranges."""
         if response.status_code == 206:
-            match = _RANGE.fullmatch(response.headers.get("content-range", "").strip())
+            match = CONTENT_RANGE.fullmatch(response.headers.get("content-range", "").strip())
             if match is None or int(match[1]) != offset:
                 raise NetworkError(f"{self.name}: the server sends another range than requested")
             return 0
