@@ -10,10 +10,10 @@ from localchat.errors import LocalchatError, ModelMissing
 from localchat.model_files.checkpoint import weight_files
 from localchat.models.aliases import read_aliases
 from localchat.models.external.discovery import find_external_models
-from localchat.models.gguf_files import models_in_folder, split_parts
+from localchat.models.gguf_files import split_parts
 from localchat.models.hub.manifest import Installed, installed
 from localchat.models.hub.safe_paths import is_known_kind
-from localchat.models.resolve import GUIDE, IN_COMMAND, locate
+from localchat.models.resolve import GUIDE, IN_COMMAND, locate, loose_files
 
 Kind = Literal["guide", "file", "link", "pulled", "alias", "adopted", "path"]
 """`kind` in `list --json`. `adopted`: a model of another program. `path`: one that was used by its path."""
@@ -157,10 +157,7 @@ def _pulled(paths: Paths) -> Iterator[Model]:
 
 def _loose(paths: Paths) -> Iterator[Model]:
     """Yield the GGUF files of the models folder that no manifest lists."""
-    listed = {file for entry in installed(paths.models_dir) for file in entry.files}
-    for name, path in models_in_folder(paths.models_dir).items():
-        if path in listed:
-            continue
+    for name, path in loose_files(installed(paths.models_dir), paths).items():
         if path.is_symlink():
             yield Model(name, "link", f"link to {path.resolve()}", path, split_parts(path))
         else:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from localchat.errors import ModelMissing, UsageError
 from localchat.models.catalog import Catalog, CatalogEntry
-from localchat.models.gguf_files import plain_stem
+from localchat.models.gguf_files import plain_stem, without_part_number
 from localchat.models.hub.manifest import Format, Installed
 from localchat.models.quantizations import (
     DEFAULT_QUANTIZATION,
@@ -26,7 +26,6 @@ _HOSTS: Final = ("https://huggingface.co/", "https://hf.co/", "huggingface.co/",
 _PART: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?")
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 _FORMAT_SUFFIX: Final = re.compile(r"-(gguf|awq|gptq(-int[48])?|fp8|bf16)$")
-_PART_NUMBER: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _FORM: Final = "names look like qwen2.5:7b-q4_k_m, qwen2.5:7b, hf.co/user/repo:QUANT or user/repo"
 
 
@@ -115,7 +114,7 @@ def _page(path: str) -> str:
         inside = parts[4:] if parts[2] != "tree" and parts[3:4] == ["main"] else []
     file, dot, kind = inside[-1].rpartition(".") if inside else ("", "", "")
     if dot and kind.lower() == "gguf" and all(_usable(part) for part in inside):
-        return f"{parts[0]}/{parts[1]}:{_PART_NUMBER.sub('', file)}"
+        return f"{parts[0]}/{parts[1]}:{without_part_number(file)}"
     if len(inside) == 1 and len(parts) == 5:
         return f"{parts[0]}/{parts[1]}"
     return path

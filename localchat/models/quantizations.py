@@ -12,7 +12,7 @@ DEFAULT_QUANTIZATION: Final = "Q4_K_M"
 """The smallest mix (4.5 bits) whose answers are hard to tell from the unquantized model's."""
 
 _GGUF: Final = re.compile(
-    r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q[1-8]|TQ[12])(?:_[0-9A-Z]+)*|MXFP4(?:_MOE)?|BF16|F16|F32|FP16|FP32)"
+    r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q[1-8]|TQ[12])(?:_[0-9A-Z]+)*|MXFP4(?:_MOE)?|NVFP4|BF16|F16|F32|FP16|FP32)"
     r"(?![A-Za-z0-9])",
     re.IGNORECASE,
 )

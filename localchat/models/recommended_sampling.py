@@ -11,11 +11,10 @@ import msgspec
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError
 from localchat.models.catalog import Catalog, CatalogEntry, read_catalog
+from localchat.models.external.stores import PREFIXES
 from localchat.models.hub.manifest import installed
 from localchat.models.names import entry_of_file, entry_of_title, find_entry, parse
 from localchat.models.resolve import GUIDE, ResolvedModel
-
-_STORE_PREFIXES: Final = ("ollama/", "lmstudio/", "hf/", "llamacpp/", "folder/")
 
 
 class RecommendedSampling(NamedTuple):
@@ -69,7 +68,8 @@ def _words(model: ResolvedModel, paths: Paths) -> Iterator[str]:
         if entry.path == model.path:
             yield f"hf.co/{entry.manifest.repository}"
     for name in model.names:
-        bare = next((name[len(k) :] for k in _STORE_PREFIXES if name.startswith(k)), name)
+        prefix, _, tail = name.partition("/")
+        bare = tail if prefix in PREFIXES else name
         # Ollama's own names are the catalogue's; a user's namespace on Ollama holds other models.
         if bare and not bare.startswith("/") and not name.lower().endswith(".gguf"):
             yield bare

@@ -293,12 +293,12 @@ def _other_files(
     external = find_external_models(environ).models
     return {
         **{name: path for name, path in aliases.items() if path.is_absolute() and path.exists()},
-        **_loose(models, paths),
+        **loose_files(models, paths),
         **{model.name: model.path for model in external if model.path is not None},
     }
 
 
-def _loose(models: "Sequence[Installed]", paths: Paths) -> dict[str, Path]:
+def loose_files(models: "Sequence[Installed]", paths: Paths) -> dict[str, Path]:
     """Return the files of the models folder that were not pulled, by name."""
     from localchat.models.gguf_files import models_in_folder
 
@@ -324,7 +324,7 @@ def _unknown_name(
     from localchat.models.external.discovery import find_external_models
     from localchat.models.names import quantizations_hint, similar_names
 
-    loose = _loose(models, paths)
+    loose = loose_files(models, paths)
     # Letter case does not matter, as with other names.
     matches = [name for name in loose if name.casefold() == typed.casefold()]
     if len(matches) == 1:

@@ -3,7 +3,6 @@
 A reader yields every GGUF model of a folder. Reads are bounded, because other programs wrote the files.
 """
 
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,8 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from localchat.models.gguf_files import gguf_files, plain_stem, relative_name, without_part_number
+from localchat.models.gguf_files import gguf_files, plain_stem, relative_name
+from localchat.models.quantizations import quantization_of
 
 OLLAMA: Final = "Ollama"
 LM_STUDIO: Final = "LM Studio"
@@ -162,12 +162,6 @@ def _read_studio(folder: Path) -> Iterator[ExternalModel]:
         yield ExternalModel(LM_STUDIO, short, long, path)
 
 
-_QUANTIZATION = re.compile(
-    r"(?:^|[-._])(?P<name>(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|B?F16|FP16|F32))$",
-    re.IGNORECASE,
-)
-
-
 def _hub_folders(environ: Mapping[str, str], root: Path) -> Iterator[Path]:
     """Yield the cache folder by huggingface-hub's own rule."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
@@ -196,7 +190,7 @@ def _read_repository(folder: Path, name: str) -> Iterator[ExternalModel]:
                 continue
             listed.add(file)
             long = f"{name}/{relative_name(path, revision)}"
-            quantization = quantization_suffix(path.stem)
+            quantization = quantization_of(path.name)
             short = f"{name}:{quantization}" if quantization else long
             yield ExternalModel(HUGGING_FACE, short, long, path)
 
@@ -208,14 +202,6 @@ def _revisions(folder: Path) -> list[Path]:
         _subfolders(folder / "snapshots"),
         key=lambda path: (path.name != main, -path.stat().st_mtime_ns, path.name),
     )
-
-
-def quantization_suffix(stem: str) -> str:
-    """Return the quantization that a file name ends with: `Q4_K_M` for `model-Q4_K_M`, else empty."""
-    match = _QUANTIZATION.search(without_part_number(stem))
-    if match:
-        return match["name"].upper()
-    return ""
 
 
 def _llama_cpp_folders(environ: Mapping[str, str], root: Path) -> Iterator[Path]:

@@ -14,7 +14,8 @@ from localchat.models.external.discovery import (
     find_external_file,
     find_external_models,
 )
-from localchat.models.external.stores import ExternalModel, quantization_suffix
+from localchat.models.external.stores import ExternalModel
+from localchat.models.quantizations import quantization_of
 from localchat.models.resolve import locate
 from tests.support.external_stores import ADAPTER, MODEL, TENSOR, Hub, Ollama, gguf
 from tests.support.gguf_files import write_split
@@ -330,4 +331,4 @@ def test_an_adopted_name_that_means_nothing_is_looked_for_where_it_says(
     ],
 )
 def test_quantization_of_a_file_name(stem: str, found: str) -> None:
-    assert quantization_suffix(stem) == found
+    assert quantization_of(f"{stem}.gguf") == found
