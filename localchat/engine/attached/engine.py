@@ -27,7 +27,7 @@ from localchat.engine.local.queries import FrameQueries, Reply
 from localchat.engine.open_call import OpenCall
 from localchat.engine.request import GenerateRequest
 from localchat.engine.stream import Stream
-from localchat.errors import EngineClosed, EngineDied, LocalchatError, UsageError
+from localchat.errors import EngineClosed, EngineDied, LocalchatError
 
 _CONNECT_S = 10.0
 """Timeout of `ps` in seconds. The server is on this machine, which may be busy."""
@@ -68,7 +68,7 @@ class ServerClient:
         return answer
 
     def _post(self, route: str, request: msgspec.Struct) -> bytes:
-        content = _encode(request)
+        content = protocol.encode(request)
         try:
             with closing(self._connection(None)) as connection:
                 connection.request("POST", f"{PREFIX}/{route}", content, self._headers)
@@ -85,7 +85,7 @@ class ServerClient:
     def stream_events(self, request: GenerateCall, stream: "Stream", call: OpenCall) -> None:
         """Put the events of a request into its stream, until the end or a cancel."""
         try:
-            body = _encode(request)
+            body = protocol.encode(request)
             with closing(self._connection(None)) as connection:
                 assert connection.sock is not None
                 call.begin(connection.sock)
@@ -189,10 +189,3 @@ def _read_events(response: http.client.HTTPResponse, stream: Stream) -> None:
             case _:
                 raise protocol.FrameError(f"a {type(frame).__name__} in a stream")
     raise protocol.FrameError("the stream ended early")
-
-
-def _encode(request: msgspec.Struct) -> bytes:
-    try:
-        return msgspec.msgpack.encode(request)
-    except (UnicodeEncodeError, OverflowError, TypeError) as error:
-        raise UsageError(f"this cannot be sent to the engine: {error}") from error

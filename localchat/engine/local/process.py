@@ -20,8 +20,9 @@ from localchat.engine.local.protocol import (
     FrameWriter,
     FromChild,
     Phase,
+    encode,
 )
-from localchat.errors import FAULT_STATUS, EngineDied, UsageError
+from localchat.errors import FAULT_STATUS, EngineDied
 
 if TYPE_CHECKING:
     import asyncio
@@ -103,7 +104,7 @@ class ChildProcess:
 
         Raises UsageError for values that cannot be sent: lone surrogates, and integers over 64 bits.
         """
-        return self._send(self._encode(frame))
+        return self._send(encode(frame))
 
     def send_soon(self, frame: msgspec.Struct, sent: Callable[[], None] = lambda: None) -> None:
         """Send a frame without waiting.
@@ -111,7 +112,7 @@ class ChildProcess:
         If it cannot be sent immediately, a thread sends it and then calls `sent`. Raises UsageError like
         `send`.
         """
-        body = self._encode(frame)
+        body = encode(frame)
 
         def send() -> None:
             self._send(body)
@@ -120,12 +121,6 @@ class ChildProcess:
         with suppress(OSError, ValueError):
             if not self._writer.send_at_once(body):
                 threading.Thread(target=send, name="engine-request", daemon=True).start()
-
-    def _encode(self, frame: msgspec.Struct) -> bytes:
-        try:
-            return self._writer.encode(frame)
-        except (UnicodeEncodeError, OverflowError, TypeError) as error:
-            raise UsageError(f"this cannot be sent to the engine: {error}") from error
 
     def _send(self, body: bytes) -> bool:
         try:

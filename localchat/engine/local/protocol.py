@@ -16,7 +16,7 @@ import msgspec
 from localchat.engine.events import EngineStats, Event
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import GenerateRequest, Messages
-from localchat.errors import Detail, LocalchatError, from_wire
+from localchat.errors import Detail, LocalchatError, UsageError, from_wire
 from localchat.fit.load_options import LoadOptions
 
 MAX_FRAME_BYTES = 1 << 30
@@ -200,6 +200,17 @@ def frame_bytes(body: bytes) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def encode(frame: msgspec.Struct) -> bytes:
+    """Encode the body of a frame.
+
+    Raises UsageError for values that cannot be sent: lone surrogates, and integers over 64 bits.
+    """
+    try:
+        return msgspec.msgpack.encode(frame)
+    except (UnicodeEncodeError, OverflowError, TypeError) as error:
+        raise UsageError(f"this cannot be sent to the engine: {error}") from error
+
+
 class FrameWriter:
     """Writes complete frames. Thread-safe."""
 
@@ -207,18 +218,10 @@ class FrameWriter:
         self._stream = stream
         self.lock = threading.RLock()
         """Lock held while a frame is written."""
-        self._encode = msgspec.msgpack.Encoder().encode
 
     def write(self, frame: msgspec.Struct) -> None:
         """Encode and write a frame. Raises OSError (BrokenPipeError) if the other side is gone."""
-        self.send(self.encode(frame))
-
-    def encode(self, frame: msgspec.Struct) -> bytes:
-        """Encode the body of a frame.
-
-        Raises UnicodeEncodeError, OverflowError or TypeError if that is impossible.
-        """
-        return self._encode(frame)
+        self.send(msgspec.msgpack.encode(frame))
 
     def send(self, body: bytes) -> None:
         """Write an encoded frame. Raises OSError (BrokenPipeError) if the other side is gone."""
