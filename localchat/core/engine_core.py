@@ -95,7 +95,7 @@ class EngineCore:
         requests too. `coalesce_s`: see EventSender.
         """
         can = runner.capabilities
-        self._runner = runner
+        self.runner = runner
         self._depth = can.depth
         self._disk_tier = disk_tier
         self._reading = 0
@@ -156,12 +156,12 @@ class EngineCore:
         """Cancel a request. It leaves with the next plan, and a step with no other request is aborted."""
         self._commands.put(_CancelCommand(id_))
         if self._sole_request == id_:
-            self._runner.abort()
+            self.runner.abort()
 
     def stop(self) -> None:
         """End `run`. Every running request fails with EngineClosed."""
         self._commands.put(_StopCommand())
-        self._runner.abort()
+        self.runner.abort()
 
     def stats(self) -> EngineStats:
         """Return counters and metrics of all requests, at most 50 ms old."""
@@ -185,12 +185,12 @@ class EngineCore:
         while self._in_flight:
             # An ended sequence is released with its last row, and can go to the disk after that.
             scheduled = self._in_flight.popleft()
-            self.output_processor.process_result(scheduled, self._runner.collect())
+            self.output_processor.process_result(scheduled, self.runner.collect())
         if self._disk_tier is not None and not (self._scheduler.running or self._scheduler.waiting):
             # Run the memory operations that no step has executed yet.
             while (step := self._scheduler.schedule()) is not None:
-                self._runner.launch(step.plan)
-                self._runner.collect()
+                self.runner.launch(step.plan)
+                self.runner.collect()
             self._disk_tier.finish(time.monotonic() + _LAST_WRITES_S)
         for request_state in list(self.output_processor.requests.values()):
             self.output_processor.fail(request_state, EngineClosed("the engine was closed"))
@@ -210,7 +210,7 @@ class EngineCore:
         with suppress(queue.Empty):
             return self._commands.get(timeout=_WARM_UP_AFTER_S)
         while True:
-            while self._commands.empty() and (self._runner.warm_up_next() or self._store_next()):
+            while self._commands.empty() and (self.runner.warm_up_next() or self._store_next()):
                 pass
             behind = self._disk_tier is not None and self._disk_tier.behind
             with suppress(queue.Empty):
@@ -232,7 +232,7 @@ class EngineCore:
             self._pauses.reset()
             return
         scheduled = self._in_flight.popleft()
-        result = self._runner.collect()
+        result = self.runner.collect()
         self._pauses.step_returned(scheduled, result.elapsed_s, time.perf_counter())
         for note in result.notes:
             self._callbacks.notify(note)
@@ -258,7 +258,7 @@ class EngineCore:
             self._in_flight.append(scheduled)
             # Before the launch, because a runner may start to compute at once.
             self._update_sole_request()
-            self._runner.launch(scheduled.plan)
+            self.runner.launch(scheduled.plan)
             if self._depth > 1:
                 only = len(self._in_flight) == 1
                 self._pauses.step_launched(scheduled, time.perf_counter(), only=only)
@@ -269,7 +269,7 @@ class EngineCore:
         """Let no more sequences run than have their kernels, so that none waits for kernels."""
         scheduler = self._scheduler
         scheduler.row_limit = runner.ready_rows(len(scheduler.running) + len(scheduler.waiting))
-        if scheduler.row_limit >= self._runner.capabilities.max_rows:
+        if scheduler.row_limit >= self.runner.capabilities.max_rows:
             self._compiling = None
 
     def _publish(self) -> None:
@@ -350,7 +350,7 @@ class EngineCore:
         # The bar of a long prompt appears before its first step.
         self._event_sender.prefill(request_state, 0)
         commands = self._commands
-        runner = cast(MediaRunner, self._runner)
+        runner = cast(MediaRunner, self.runner)
         self._encodings[request_state.id] = runner.encode(
             chunks, lambda failure: commands.put(_EncodedCommand(sequence, failure))
         )

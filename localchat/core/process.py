@@ -81,14 +81,6 @@ class OpenedModel:
     """Process that runs the chat template."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedRunner:
-    """A runner with its weights, and the engine core that drives it."""
-
-    runner: Runner
-    core: EngineCore
-
-
 class FrameSender:
     """Sends frames to the parent from any thread, and collects the notices for EngineInfo."""
 
@@ -161,7 +153,7 @@ class EngineProcess:
         self._preparing: set[int] = set()
         self._cancelled: set[int] = set()
         self._waiting_for_load: dict[int, RequestState] = {}
-        self._loaded: LoadedRunner | None = None
+        self._loaded: EngineCore | None = None
         self._loading_sent_s = 0.0
 
     def run(self) -> int:
@@ -171,7 +163,7 @@ class EngineProcess:
             threading.Thread(target=self._work, name="input", daemon=True).start()
         try:
             embedding = self._opened.embedding
-            loaded: LoadedRunner | Embedder
+            loaded: EngineCore | Embedder
             if embedding is None:
                 loaded = self._load_runner()
             else:
@@ -182,8 +174,8 @@ class EngineProcess:
             self._sender.fail(0, error)
             return 0 if self._sender.closing else 1
         gc_control.resume_gc()
-        if isinstance(loaded, LoadedRunner):
-            loaded.core.run()
+        if isinstance(loaded, EngineCore):
+            loaded.run()
             loaded.runner.close()
         else:
             assert embedding is not None
@@ -199,7 +191,7 @@ class EngineProcess:
         self._sender.send(protocol.Entered("serve"))
         return embedder
 
-    def _load_runner(self) -> LoadedRunner:
+    def _load_runner(self) -> EngineCore:
         opened = self._opened
         sender = self._sender
         runner = opened.model.load(self._load_request(), self._progress, sender.notify)
@@ -216,7 +208,7 @@ class EngineProcess:
         coalesce_s = CPU_COALESCE_S
         if runner.capabilities.depth > 1:
             coalesce_s = COALESCE_S
-        core = EngineCore(
+        loaded = EngineCore(
             runner,
             opened.model.tokenizer,
             kv_cache,
@@ -228,7 +220,6 @@ class EngineProcess:
             disk_tier=disk_tier,
         )
         sender.send(protocol.Entered("serve"))
-        loaded = LoadedRunner(runner, core)
         self._submit_waiting(loaded, loaded_s)
         return loaded
 
@@ -250,18 +241,18 @@ class EngineProcess:
         self._sender.send(protocol.Entered("load", opened.build))
         return LoadRequest(opened.plan, self._spec.load, safe_mode=opened.safe_mode)
 
-    def _submit_waiting(self, loaded: LoadedRunner, loaded_s: float) -> None:
+    def _submit_waiting(self, loaded: EngineCore, loaded_s: float) -> None:
         """Submit the requests that arrived during the load to the engine core."""
         with self._lock:
             self._loaded = loaded
             waiting = self._waiting_for_load
             self._waiting_for_load = {}
             if self._sender.closing:
-                loaded.core.stop()
+                loaded.stop()
             # Hold the lock: a cancel must not reach the core before its request does.
             for request_state in waiting.values():
                 request_state.timer.loaded(loaded_s)
-                loaded.core.submit(request_state)
+                loaded.submit(request_state)
 
     def _progress(self, done: int, total: int) -> bool:
         """Send the progress of the load to every waiting request, ten times per second.
@@ -332,7 +323,7 @@ class EngineProcess:
             self._sender.closing = True
             loaded = self._loaded
         if loaded is not None:
-            loaded.core.stop()
+            loaded.stop()
         if self._opened.embedding is not None:
             self._opened.embedding.stop()
         time.sleep(_WRITING_GRACE_S if self._spec.kv_folder else _GRACE_S)
@@ -401,7 +392,7 @@ class EngineProcess:
             if self._loaded is None:
                 self._waiting_for_load[id_] = request_state
             else:
-                self._loaded.core.submit(request_state)
+                self._loaded.submit(request_state)
 
     def _cancel(self, id_: int) -> None:
         with self._lock:
@@ -413,14 +404,14 @@ class EngineProcess:
                 return
             loaded = self._loaded
         if loaded is not None:
-            loaded.core.cancel(id_)
+            loaded.cancel(id_)
 
     def _stats(self) -> EngineStats:
         with self._lock:
             loaded = self._loaded
             waiting = list(self._waiting_for_load.values())
         if loaded is not None:
-            return loaded.core.stats()
+            return loaded.stats()
         if self._opened.embedding is not None:
             return self._opened.embedding.stats()
         now = MetricsSnapshot(phase="loading", waiting=len(waiting))

@@ -186,7 +186,7 @@ def test_a_paused_head_stores_no_states_and_the_native_context_stays_as_it_is(
     core.step(3)
     writes: list[int] = []
     switches: list[bool] = []
-    runner = core.core._runner
+    runner = core.core.runner
     assert isinstance(runner, LlamaCppRunner)
     monkeypatch.setattr(drafter.states, "write", lambda seq, start, states: writes.append(start))
     monkeypatch.setattr(runner, "_api", _Switches(runner._api, switches))
