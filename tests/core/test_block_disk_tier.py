@@ -12,7 +12,7 @@ import pytest
 
 from localchat.backend_api.interface import LoadBlock
 from localchat.core import engine_core
-from localchat.core.kv_cache.block_disk_tier import BlockDiskTier, _HostBlocks
+from localchat.core.kv_cache.block_disk_tier import BlockDiskTier
 from localchat.engine.events import Prefill
 from localchat.kv_store.entry import Entry, make_entry
 from localchat.kv_store.eviction import StoredFile
@@ -108,9 +108,10 @@ def test_nothing_is_given_back_while_blocks_are_still_being_filled(
         return b"" if entry.start else None
 
     monkeypatch.setattr(tier._namespace, "read_into", read_into)
-    blocks = _HostBlocks((0,) * len(entries), (memoryview(b""),) * len(entries))
+    numbers = [0] * len(entries)
+    buffers = [memoryview(b"")] * len(entries)
     state = bench.requests[id_]
-    tier._read(state, Match(entries, 160), blocks, lambda read: seen.append(len(filled)))
+    tier._read(state, Match(entries, 160), numbers, buffers, lambda read: seen.append(len(filled)))
     assert seen == [40]
 
 

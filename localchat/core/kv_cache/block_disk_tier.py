@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import lcm
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -61,13 +61,6 @@ class _Reserved:
     """Digest of the block before the next one to load."""
     numbers: list[int]
     buffers: list[memoryview]
-
-
-class _HostBlocks(NamedTuple):
-    """Host blocks that entries are read into."""
-
-    numbers: tuple[int, ...]
-    buffers: tuple[memoryview, ...]
 
 
 class BlockDiskTier(DiskTier):
@@ -155,24 +148,26 @@ class BlockDiskTier(DiskTier):
         self, request_state: RequestState, match: Match, then: Callable[[DiskRead], None]
     ) -> None:
         reserved = self._reserved[request_state.id]
-        blocks = _HostBlocks(tuple(reserved.numbers), tuple(reserved.buffers))
-        self._reader.submit(self._read, request_state, match, blocks, then)
+        # `adopt` replaces the list of numbers while this reads.
+        numbers = reserved.numbers
+        self._reader.submit(self._read, request_state, match, numbers, reserved.buffers, then)
 
     def _read(
         self,
         request_state: RequestState,
         match: Match,
-        blocks: _HostBlocks,
+        numbers: Sequence[int],
+        buffers: Sequence[memoryview],
         then: Callable[[DiskRead], None],
     ) -> None:
         """Load blocks and report them in parts. The device loads a part while others are read."""
         begun_s = time.perf_counter()
         step = self._part_blocks
-        reading = self._readers.map(self._namespace.read_into, match.entries, blocks.buffers)
+        reading = self._readers.map(self._namespace.read_into, match.entries, buffers)
         for first in range(0, len(match.entries), step):
             part = match.entries[first : first + step]
             checksums = tuple(islice(reading, len(part)))
-            count = self._whole(part, checksums, blocks.numbers[first : first + step])
+            count = self._whole(part, checksums, numbers[first : first + step])
             if last := count < len(part) or first + step >= len(match.entries):
                 # Blocks must not be given back while a thread still fills them.
                 deque(reading, 0)
