@@ -600,12 +600,10 @@ class LlamaCppRunner:
         if plan.exact and self._watch.threads < self._watch.most:
             # The step ran with more threads than the watch chose.
             return ()
-        change = self._watch.step(tokens, self._slots.cells, elapsed_s, time.monotonic())
-        if change is None:
+        note = self._watch.step(tokens, self._slots.cells, elapsed_s, time.monotonic())
+        if not note:
             return ()
-        if change.note:
-            return (change.note,)
-        return ()
+        return (note,)
 
     def _sample(
         self,

@@ -6,7 +6,6 @@ spin, and a step takes several times as long. One thread fewer is then faster.
 
 import statistics
 from collections import deque
-from typing import NamedTuple
 
 _SLOW = 2.0
 """A step is slow at this many times the best."""
@@ -23,14 +22,6 @@ _WORSE = 2.0
 """Factor by which slowness must grow to be reported again."""
 
 
-class ThreadChange(NamedTuple):
-    """A new number of threads."""
-
-    threads: int
-    note: str
-    """Sentence for the user. Empty if there is nothing new to report."""
-
-
 class ThreadWatch:
     """Chooses the number of threads from the times of the steps. Independent of llama.cpp. Single thread."""
 
@@ -45,14 +36,15 @@ class ThreadWatch:
         self._reported_times = 0.0
         self._whole_since_s: float | None = None
 
-    def step(self, rows: int, cells: int, elapsed_s: float, now_s: float) -> ThreadChange | None:
-        """Record the time of a step, and return a change of threads, or None.
+    def step(self, rows: int, cells: int, elapsed_s: float, now_s: float) -> str:
+        """Record the time of a step, adapt `threads`, and return a sentence for the user.
 
-        Compares steps of the same rows and about the same cells, because a long conversation is slower by
-        itself. rows: tokens computed. cells: KV that the step read. now_s: a monotonic clock.
+        Empty: there is nothing new to report. Compares steps of the same rows and about the same cells, because
+        a long conversation is slower by itself. rows: tokens computed. cells: KV that the step read. now_s: a
+        monotonic clock.
         """
         if rows > _MAX_ROWS or self.most == 1:
-            return None
+            return ""
         self._record(elapsed_s / self._expected(rows, cells, elapsed_s))
         if len(self._recent) == _WINDOW:
             slow = self._slow * 4 >= _WINDOW * 3
@@ -63,7 +55,8 @@ class ThreadWatch:
                 self._patience_s = _PATIENCE_S
         if self.threads < self.most and now_s - self._changed_s > self._patience_s:
             self._trying = True
-            return self._to(self.threads + 1, now_s, "")
+            self._change(1, now_s)
+            return ""
         return self._recovered(now_s)
 
     def _record(self, ratio: float) -> None:
@@ -85,21 +78,21 @@ class ThreadWatch:
             self._best_s[kind] = best_s = elapsed_s * share
         return best_s / share
 
-    def _reduce(self, now_s: float) -> ThreadChange:
+    def _reduce(self, now_s: float) -> str:
         if self._trying:
             self._patience_s = min(self._patience_s * 2, _MAX_PATIENCE_S)
             self._trying = False
         times = statistics.median(self._recent)
-        note = ""
-        if times >= _WORSE * self._reported_times:
-            self._reported_times = times
-            note = (
-                "Slower than usual: other programs are using the CPU. "
-                f"Computing with {_threads(self.threads - 1)} now."
-            )
-        return self._to(self.threads - 1, now_s, note)
+        self._change(-1, now_s)
+        if times < _WORSE * self._reported_times:
+            return ""
+        self._reported_times = times
+        return (
+            "Slower than usual: other programs are using the CPU. "
+            f"Computing with {_threads(self.threads)} now."
+        )
 
-    def _recovered(self, now_s: float) -> ThreadChange | None:
+    def _recovered(self, now_s: float) -> str:
         """Return a notice once all threads have worked for long after a reported slowness."""
         if not self._reported_times or self.threads < self.most or self._trying:
             self._whole_since_s = None
@@ -108,16 +101,14 @@ class ThreadWatch:
         elif now_s - self._whole_since_s > _RECOVERED_S:
             self._reported_times = 0.0
             self._whole_since_s = None
-            note = f"Back to the usual speed: computing with {_threads(self.threads)}."
-            return ThreadChange(self.threads, note)
-        return None
+            return f"Back to the usual speed: computing with {_threads(self.threads)}."
+        return ""
 
-    def _to(self, threads: int, now_s: float, note: str) -> ThreadChange:
-        self.threads = threads
+    def _change(self, difference: int, now_s: float) -> None:
+        self.threads += difference
         self._changed_s = now_s
         self._recent.clear()
         self._slow = 0
-        return ThreadChange(threads, note)
 
 
 def _threads(count: int) -> str:

@@ -1,6 +1,13 @@
 """One thread fewer while another program is busy; the clock is ours."""
 
-from localchat_llamacpp.thread_count import ThreadChange, ThreadWatch
+from typing import NamedTuple
+
+from localchat_llamacpp.thread_count import ThreadWatch
+
+
+class _Change(NamedTuple):
+    threads: int
+    note: str
 
 
 class _Clock:
@@ -10,14 +17,15 @@ class _Clock:
 
     def steps(
         self, count: int, elapsed_s: float, *, rows: int = 1, cells: int = 500
-    ) -> list[ThreadChange]:
-        """So many steps of equal time; the changes asked for."""
+    ) -> list[_Change]:
+        """So many steps of equal time; the changes of threads and the notes."""
         changes = []
         for _ in range(count):
             self.now_s += elapsed_s
-            change = self.watch.step(rows, cells, elapsed_s, self.now_s)
-            if change is not None:
-                changes.append(change)
+            before = self.watch.threads
+            note = self.watch.step(rows, cells, elapsed_s, self.now_s)
+            if note or self.watch.threads != before:
+                changes.append(_Change(self.watch.threads, note))
         return changes
 
 
@@ -52,7 +60,7 @@ def test_the_thread_is_tried_again_and_later_after_each_failure() -> None:
         began = clock.now_s
         while not (changes := clock.steps(1, 0.07)):
             pass
-        assert changes == [ThreadChange(2, "")]
+        assert changes == [_Change(2, "")]
         waits.append(round(clock.now_s - began))
         assert [c.threads for c in clock.steps(16, 0.2)] == [1]
     assert waits == [20, 40, 80]
@@ -93,7 +101,7 @@ def test_longer_conversations_and_wider_steps_are_not_compared_with_short_ones()
     assert clock.steps(100, 3.0, rows=64) == []
 
 
-def notes(changes: list[ThreadChange]) -> list[str]:
+def notes(changes: list[_Change]) -> list[str]:
     return [change.note for change in changes if change.note]
 
 
