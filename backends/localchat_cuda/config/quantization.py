@@ -29,17 +29,6 @@ STORED = "bf16, fp16, fp32, AWQ, GPTQ, compressed-tensors' 4 or 8 bits, FP8, MXF
 """Supported storage of a layer, for messages."""
 _SCALE_BYTES = 4
 """Bytes of one scale of FP8 weights."""
-_LABELS: dict[Method, str] = {
-    "awq": "AWQ",
-    "gptq": "GPTQ",
-    "packed": "compressed-tensors",
-    "int8": "INT8",
-    "fp8": "FP8",
-    "gguf": "GGUF",
-    "mxfp4": "MXFP4",
-    "mxfp8": "MXFP8",
-    "nvfp4": "NVFP4",
-}
 INT8_BITS = 8
 _SOLVED = {"fp8": 116, "int8": 112}
 """HumanEval problems that Qwen2.5-Coder-1.5B solves with layers rounded to this type. In bf16 it solves 118."""
@@ -127,9 +116,11 @@ class Quantization:
             return self.mix
         if self.on_load:
             return f"rounded to {self.rounded_type}"
-        if self.method in ("fp8", "int8", "gguf", "mxfp4", "mxfp8", "nvfp4"):
-            return _LABELS[self.method]
-        return f"{_LABELS[self.method]} {self.bits}-bit"
+        if self.method == "packed":
+            return f"compressed-tensors {self.bits}-bit"
+        if self.method in ("awq", "gptq"):
+            return f"{self.method.upper()} {self.bits}-bit"
+        return self.method.upper()
 
     @property
     def rounded_type(self) -> str:
