@@ -76,6 +76,12 @@ class ConfigFields:
                 raise self.unsupported(f"layers of kind {kind}")
         return tuple(kinds)
 
+    def check_columns(self, columns: int, what: str, supported: Collection[int]) -> None:
+        """Raise ModelInvalid unless a number of columns is supported."""
+        if columns not in supported:
+            listed = ", ".join(map(str, supported))
+            raise self.unsupported(f"{what} of {columns} columns (supported: {listed})")
+
     def _value(self, field: str, default: float | None, within: Mapping[str, Any] | None) -> Any:  # noqa: ANN401 (parsed JSON)
         if within is None:
             within = self.raw

@@ -72,9 +72,7 @@ def read_gemma(fields: ConfigFields, family: Family, layers: int) -> GemmaLayers
     raw = fields.raw
     full = _full_layers(fields, layers)
     key_heads, head_dim = _full_shape(fields, full)
-    if head_dim not in HEAD_DIMENSIONS:
-        supported = ", ".join(map(str, HEAD_DIMENSIONS))
-        raise fields.unsupported(f"heads of {head_dim} columns (supported: {supported})")
+    fields.check_columns(head_dim, "heads", HEAD_DIMENSIONS)
     heads = fields.integer("num_attention_heads")
     if heads % key_heads:
         raise fields.unsupported(f"{heads} query heads over {key_heads} key heads")

@@ -53,10 +53,8 @@ def read_latent(fields: ConfigFields) -> LatentAttention:
     """Read the widths of a config. Raises ModelInvalid for widths without a kernel."""
     kv_rank = fields.integer("kv_lora_rank")
     rope = fields.integer("qk_rope_head_dim")
-    if kv_rank not in KV_RANKS:
-        raise fields.unsupported(f"latents of {kv_rank} columns (supported: {_listed(KV_RANKS)})")
-    if rope not in ROPES:
-        raise fields.unsupported(f"rotated keys of {rope} columns (supported: {_listed(ROPES)})")
+    fields.check_columns(kv_rank, "latents", KV_RANKS)
+    fields.check_columns(rope, "rotated keys", ROPES)
     plain = fields.integer("qk_nope_head_dim")
     query_rank = 0
     if fields.raw.get("q_lora_rank") is not None:
@@ -81,7 +79,3 @@ def _sharpening(fields: ConfigFields) -> float:
     return sharpened(
         fields.number("factor", 1.0, section), fields.number("mscale_all_dim", 0.0, section)
     )
-
-
-def _listed(widths: tuple[int, ...]) -> str:
-    return ", ".join(map(str, widths))

@@ -88,7 +88,8 @@ def parse_config(
         head_dim = latent.row
         rotary_dim = latent.rope
     else:
-        head_dim = reader.head_dim(hidden // heads)
+        head_dim = reader.integer("head_dim", hidden // heads)
+        reader.check_columns(head_dim, "heads", HEAD_DIMENSIONS)
         rotary_dim = head_dim
     layers = reader.integer("num_hidden_layers", limit=_MAX_LAYERS)
     context = reader.integer("max_position_embeddings")
@@ -329,13 +330,6 @@ class _Reader(ConfigFields):
         if not family.single_parts and any(feeds):
             raise self.unsupported("layers of a feed-forward part alone")
         return feeds if family.single_parts else ()
-
-    def head_dim(self, default: int) -> int:
-        head_dim = self.integer("head_dim", default)
-        if head_dim not in HEAD_DIMENSIONS:
-            supported = ", ".join(map(str, HEAD_DIMENSIONS))
-            raise self.unsupported(f"heads of {head_dim} columns (supported: {supported})")
-        return head_dim
 
     def activation(self, family: Family) -> Activation:
         name = self.raw.get("hidden_activation") or self.raw.get("hidden_act") or "silu"

@@ -127,18 +127,9 @@ def read_recurrent(fields: ConfigFields, kind: RecurrentKind, layers: int) -> Re
         raise fields.unsupported(
             f"{recurrent.value_heads} value heads, which are not a multiple of {recurrent.key_heads} key heads"
         )
-    supported = "multiples of 16 up to 128" if kind == "mamba" else ", ".join(map(str, _DIMENSIONS))
-    value_dim_fits = recurrent.value_dim in _DIMENSIONS or (
-        kind == "mamba" and recurrent.value_dim in range(16, 129, 16)
-    )
-    for columns, fits in (
-        (recurrent.key_dim, recurrent.key_dim in _DIMENSIONS),
-        (recurrent.value_dim, value_dim_fits),
-    ):
-        if not fits:
-            raise fields.unsupported(
-                f"running states of {columns} columns (supported: {supported})"
-            )
+    value_dimensions = range(16, 129, 16) if kind == "mamba" else _DIMENSIONS
+    fields.check_columns(recurrent.key_dim, "running states", _DIMENSIONS)
+    fields.check_columns(recurrent.value_dim, "running states", value_dimensions)
     return recurrent
 
 
