@@ -134,10 +134,15 @@ class BatchInput:
             return "/v1/embeddings", body_fields
         schema = body_fields.pop("schema", None)
         system = body_fields.pop("system", "")
-        if "messages" not in body_fields:
+        if "messages" in body_fields:
+            if unused := body_fields.keys() & {"prompt", "files"}:
+                raise UsageError(f'"messages" and "{min(unused)}" cannot be combined')
+        else:
             prompt = body_fields.pop("prompt", None)
-            if not isinstance(prompt, str):
+            if prompt is None:
                 raise UsageError('this line has no "prompt", "messages", "input" or "body"')
+            if not isinstance(prompt, str):
+                raise UsageError('"prompt" is not a string')
             content = self._content(prompt, body_fields.pop("files", None))
             body_fields |= self._chat([{"role": "user", "content": content}], system)
         if schema is not None:

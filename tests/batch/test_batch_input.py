@@ -81,7 +81,10 @@ def test_what_a_line_says_goes_over_the_defaults(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ('{"prompt": ', "not valid JSON"),
-        ({"prompt": 3}, 'no "prompt"'),
+        ({"n": 3}, 'no "prompt"'),
+        ({"prompt": 3}, '"prompt" is not a string'),
+        ({"messages": [user("hi")], "prompt": "hi"}, '"messages" and "prompt"'),
+        ({"messages": [user("hi")], "files": ["chart.png"]}, '"messages" and "files"'),
         ({"url": "/v1/files", "body": {}}, "'/v1/files'"),
         ({"method": "GET", "url": "/v1/completions", "body": {}}, "'GET'"),
         ({"url": "/v1/completions", "body": []}, "not a JSON object"),

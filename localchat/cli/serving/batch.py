@@ -309,9 +309,15 @@ def _check_input(source: Path) -> None:
 
 
 def _check_output(source: Path, target: Path) -> None:
-    """Raise UsageError if the output is the input, or if its folder does not exist."""
-    if source != _STDIN and target.exists() and target.samefile(source):
-        raise UsageError(f"-o {target} is the input", hint="name another file for the answers")
+    """Raise UsageError if the output is the input or not a file, or if its folder does not exist."""
+    if target.exists():
+        if source != _STDIN and target.samefile(source):
+            raise UsageError(f"-o {target} is the input", hint="name another file for the answers")
+        # Resuming reads the output, and /dev/full has no end.
+        if not target.is_file():
+            raise UsageError(
+                f"-o {target} is a pipe or a device", hint="name a file for the answers"
+            )
     if not target.absolute().parent.is_dir():
         raise UsageError(f"-o: there is no folder {target.absolute().parent}")
 

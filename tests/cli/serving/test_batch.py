@@ -369,6 +369,8 @@ def test_files_that_do_not_match_are_refused(
     refused = call(SCENARIOS["hello"], "batch", own, "-o", own, named=False)
     assert refused.code == 2 and "is the input" in refused.err
     assert own.read_text() == "one\nanother\n"
+    device = call(SCENARIOS["hello"], "batch", own, "-o", "/dev/full", named=False)
+    assert device.code == 2 and "-o /dev/full is a pipe or a device" in device.err
 
 
 def _last_text(request: Any) -> str:
