@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from localchat.errors import LocalchatError, UsageError
 from localchat.server.state import Service
 from localchat.server.uvicorn_http import HEAD_BYTES, connection_class
+from localchat.units import counted
 
 log = logging.getLogger("localchat.server")
 
@@ -97,6 +98,12 @@ class UvicornServer(uvicorn.Server):
             self.background.cancel()
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s
+        if requests := tracker.running + tracker.waiting:
+            log.info(
+                "ending after %s in progress, or %g s; Ctrl+C again ends at once",
+                counted(requests, "request"),
+                self._drain_s,
+            )
         while self.server_state.tasks and loop.time() < end_s and not self.force_exit:
             await asyncio.sleep(_POLL_S)
         tracker.abort_all()

@@ -393,7 +393,8 @@ def test_client_that_leaves_during_a_load_cancels_its_request() -> None:
         assert settled(lambda: stage.server._service.tracker.waiting == 0)
 
 
-def test_a_server_that_stops_lets_what_runs_end_first() -> None:
+def test_a_server_that_stops_lets_what_runs_end_first(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "localchat.server")
     with serving(drain_s=90.0) as stage:
         stage.scripts["short"] = ScriptedAnswer(("a", "b", "c"), gap_s=0.1)
         wire = Wire(stage.port)
@@ -401,6 +402,7 @@ def test_a_server_that_stops_lets_what_runs_end_first() -> None:
         wire.ask("/v1/chat/completions", {"messages": messages, "stream": True})
         wire.until(b"assistant")
     assert wire.reply_rest()[-1] == "[DONE]"
+    assert "ending after 1 request in progress, or 90 s; Ctrl+C again" in caplog.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
