@@ -137,6 +137,9 @@ class BatchInput:
         if "messages" in body_fields:
             if unused := body_fields.keys() & {"prompt", "files"}:
                 raise UsageError(f'"messages" and "{min(unused)}" cannot be combined')
+            if system and isinstance(body_fields["messages"], list):
+                instructions = {"role": "system", "content": str(system)}
+                body_fields["messages"] = [instructions, *body_fields["messages"]]
         else:
             prompt = body_fields.pop("prompt", None)
             if prompt is None:

@@ -57,11 +57,12 @@ def test_openais_format_keeps_its_body(tmp_path: Path) -> None:
 
 def test_what_a_line_says_goes_over_the_defaults(tmp_path: Path) -> None:
     defaults = LineDefaults("be kind", {"max_tokens": 7, "temperature": 0.0})
-    plain, own, newer, vectors = parsed(
+    plain, own, newer, brief, vectors = parsed(
         tmp_path,
         "hi",
         {"prompt": "hi", "max_tokens": 9, "system": "be short"},
         {"messages": [user("hi")], "max_completion_tokens": 3},
+        {"messages": [user("hi")], "system": "be brief"},
         {"input": "some text"},
         defaults=defaults,
     )
@@ -74,6 +75,7 @@ def test_what_a_line_says_goes_over_the_defaults(tmp_path: Path) -> None:
         "max_completion_tokens": 3,
         "temperature": 0.0,
     }
+    assert brief.body["messages"] == [{"role": "system", "content": "be brief"}, user("hi")]
     assert (vectors.path, vectors.body) == ("/v1/embeddings", {"input": "some text"})
 
 

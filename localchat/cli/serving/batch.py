@@ -67,7 +67,7 @@ _UNKNOWN_SLOTS = 16
     "--system",
     "line_system",
     metavar="TEXT",
-    help="System prompt for each line. Default: none.",
+    help="System prompt of lines that are a single prompt. Default: none.",
 )
 @click.option(
     "--max-tokens",
@@ -309,7 +309,7 @@ def _check_input(source: Path) -> None:
 
 
 def _check_output(source: Path, target: Path) -> None:
-    """Raise UsageError if the output is the input or not a file, or if its folder does not exist."""
+    """Raise UsageError if the output is the input, not a file, or in a missing folder."""
     if target.exists():
         if source != _STDIN and target.samefile(source):
             raise UsageError(f"-o {target} is the input", hint="name another file for the answers")
