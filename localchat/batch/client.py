@@ -29,6 +29,8 @@ class BatchReply(NamedTuple):
     request_id: str
     body: Any
     """JSON, or text if the reply is not JSON."""
+    ignored_fields: str
+    """Names of the request's fields that the server ignored, with commas."""
 
 
 class BatchClient:
@@ -103,4 +105,5 @@ def _reply(reply: httpx2.Response) -> BatchReply:
     request_id = reply.headers.get("x-request-id", "")
     if not request_id and isinstance(body, dict) and isinstance(body.get("id"), str):
         request_id = body["id"]
-    return BatchReply(reply.status_code, request_id, body)
+    ignored_fields = reply.headers.get("x-localchat-ignored", "")
+    return BatchReply(reply.status_code, request_id, body, ignored_fields)

@@ -55,6 +55,8 @@ class BatchProgress:
     """Answers that reached a limit."""
     looping: int = 0
     """Answers that the loop guard ended."""
+    ignored_fields: str = ""
+    """Fields that the server ignored in the first line that has any."""
     in_flight: int = 0
     began_s: float = field(default_factory=time.monotonic)
     ended_s: float | None = None
@@ -176,6 +178,7 @@ class BatchRun:
                 name, line.custom_id, error=BatchProblem("invalid_line", line.problem)
             )
         reply = await client.post(line.path, _body(line, server))
+        self.progress.ignored_fields = self.progress.ignored_fields or reply.ignored_fields
         return BatchAnswer(
             name, line.custom_id, BatchResponse(reply.status, reply.request_id, reply.body)
         )

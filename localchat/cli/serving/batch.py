@@ -309,7 +309,7 @@ def _check_input(source: Path) -> None:
 
 
 def _check_output(source: Path, target: Path) -> None:
-    """Raise UsageError if the output is the input, not a file, or in a missing folder."""
+    """Raise UsageError if the output cannot be created and read again."""
     if target.exists():
         if source != _STDIN and target.samefile(source):
             raise UsageError(f"-o {target} is the input", hint="name another file for the answers")
@@ -366,6 +366,8 @@ def _sentences(batch: "BatchRun", target: Path) -> Iterator[str]:
             f"{counted(progress.looping, 'answer')} ended in a loop (stop_reason repetition); try "
             "frequency_penalty 0.3 in these lines"
         )
+    if progress.ignored_fields:
+        yield f"the server ignored unknown fields: {progress.ignored_fields}"
     if failed := progress.failed + progress.failed_before:
         yield (
             f"{counted(failed, 'error')} in {counted(batch.lines, 'line')}, explained in {target}; "

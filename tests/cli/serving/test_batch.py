@@ -120,6 +120,16 @@ def test_a_schema_holds_for_its_line_alone(
     assert grammars["bound"] is not None and json.loads(grammars["bound"].source) == schema
 
 
+def test_fields_that_the_server_ignores_are_named_once(
+    batch: Batch, source: Callable[..., list[str]]
+) -> None:
+    with serving() as stage:
+        source({"prompt": "one", "max_token": 5}, {"prompt": "two", "max_token": 5})
+        outcome = batch("-m", stage.base)
+    assert outcome.code == 0
+    assert outcome.err.count("the server ignored unknown fields: max_token") == 1
+
+
 def test_errors_stand_beside_their_lines_and_are_asked_again(
     batch: Batch, source: Callable[..., list[str]], tmp_path: Path
 ) -> None:
