@@ -33,6 +33,25 @@ def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(
     play(Stage(tmp_path), what)
 
 
+def test_a_match_in_another_branch_is_opened_in_that_branch(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "zebra")
+        app.chat.run_command("/undo")
+        await until(pilot, lambda: not app.session.conversation.path())
+        await pilot.press("ctrl+u")
+        await say(pilot, "two")
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: isinstance(app.screen, HistoryScreen))
+        await pilot.press(*"zebra")
+        entries = app.screen.query_one(OptionList)
+        await until(pilot, lambda: "zebra" in str(entries.options[0].prompt))
+        await pilot.press("enter")
+        await until(pilot, lambda: app.session.conversation.path()[0].message.content == "zebra")
+
+    play(Stage(tmp_path), what)
+
+
 def test_a_new_title_of_the_open_conversation_is_shown_at_once(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)

@@ -488,9 +488,9 @@ class ChatScreen(Screen[None]):
             self.hint("the history is not open yet")
             return
 
-        def closed(id_: str | None) -> None:
-            if id_ is not None:
-                self.open_conversation(id_)
+        def closed(chosen: tuple[str, str | None] | None) -> None:
+            if chosen is not None:
+                self.open_conversation(*chosen)
 
         def renamed(id_: str, title: str) -> None:
             if id_ == self.session.conversation.id:
@@ -499,11 +499,11 @@ class ChatScreen(Screen[None]):
 
         self.app.push_screen(HistoryScreen(recorder.history, recorder.flush, renamed), closed)
 
-    def open_conversation(self, id_: str) -> None:
-        """Resume a conversation of the history."""
-        self.start_work(self._load_conversation(id_))
+    def open_conversation(self, id_: str, message_id: str | None = None) -> None:
+        """Resume a conversation of the history. `message_id`: show the branch of this message."""
+        self.start_work(self._load_conversation(id_, message_id))
 
-    async def _load_conversation(self, id_: str) -> None:
+    async def _load_conversation(self, id_: str, message_id: str | None) -> None:
         session = self.session
         assert session.recorder.history is not None
         if id_ == session.conversation.id:
@@ -512,6 +512,8 @@ class ChatScreen(Screen[None]):
             await asyncio.to_thread(session.recorder.flush)
         conversation = await asyncio.to_thread(session.recorder.history.load, id_)
         await session.stop_and_wait()
+        if message_id and message_id not in {node.id for node in conversation.path()}:
+            conversation.show(message_id)
         self.resume(conversation)
 
     def resume(self, conversation: Conversation) -> None:

@@ -27,8 +27,8 @@ _MAX_SHOWN = 100
 _MATCH_STYLE = "bold $accent"
 
 
-class HistoryScreen(ListDialog[str]):
-    """Returns the id of the conversation to resume, or None."""
+class HistoryScreen(ListDialog[tuple[str, str | None]]):
+    """Returns the ids of the conversation to resume and of the message that matches, or None."""
 
     TITLE_TEXT = "Conversations"
     FILTER_TEXT = "Search titles and messages"
@@ -50,6 +50,8 @@ class HistoryScreen(ListDialog[str]):
         self._history = history
         self._flush = flush
         self._summaries: dict[str, ConversationSummary] = {}
+        self._matches: dict[str, str | None] = {}
+        """Matching message of each conversation that a search lists."""
         self._deleted: list[ConversationSummary] = []
         self._renaming: str | None = None
         self._limit = _MAX_SHOWN
@@ -74,10 +76,12 @@ class HistoryScreen(ListDialog[str]):
         self._fill(text)
 
     def _fill(self, text: str) -> None:
+        self._matches = {}
         try:
             if text.strip():
                 hits = self._history.search(text, self._limit + 1)
                 rows = [(hit.summary, _match_lines(hit)) for hit in hits]
+                self._matches = {hit.summary.id: hit.node_id for hit in hits}
             else:
                 summaries = self._history.list(self._limit + 1)
                 rows = [(summary, _title_line(summary)) for summary in summaries]
@@ -120,7 +124,7 @@ class HistoryScreen(ListDialog[str]):
 
     def entry_chosen(self, id_: str) -> None:
         if self._renaming is None:
-            self.dismiss(id_)
+            self.dismiss((id_, self._matches.get(id_)))
             return
         renamed = self._renaming
         self._renaming = None
