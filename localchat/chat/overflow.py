@@ -203,7 +203,7 @@ class LeaveOutSearch:
         return self._count(Messages(messages, thinking=self._thinking))
 
     def plan(self, allowed: int) -> LeaveOutPlan | None:
-        """Plan to leave out as few of the oldest exchanges as possible, so that `allowed` tokens suffice.
+        """Plan to leave out the fewest oldest exchanges with which `allowed` tokens suffice.
 
         Instructions, a summary and the last question always stay. Returns None if they alone are too long, and
         an empty plan if everything fits. Raises what `count` raises.

@@ -29,7 +29,7 @@ COALESCE_S = 0.015
 """Time that events of fast steps wait for those of the next steps. A frame for every token would wake the
 reader 700 times a second."""
 CPU_COALESCE_S = 0.03
-"""The same for an engine that computes on the cores that the reader needs. With 0.015, SmolLM2 on two cores
+"""Time for an engine that computes on the cores that the reader needs. With 0.015, SmolLM2 on two cores
 writes 3 % fewer tokens per second."""
 _URGENT_TOKENS = 8
 """The first tokens of each choice never wait."""

@@ -159,7 +159,7 @@ class DraftPlanner:
     # Drafts of a step
 
     def drafts(self, sequences: list[Sequence]) -> bool:
-        """Return whether any of the sequences may ever have drafts, with this many in a step."""
+        """Return whether any of the sequences has drafts, and a step of all may."""
         few = len(sequences) <= self._can.draft_rows
         return few and any(sequence.drafts is not None for sequence in sequences)
 

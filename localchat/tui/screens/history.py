@@ -28,7 +28,7 @@ _MATCH_STYLE = "bold $accent"
 
 
 class HistoryScreen(ListDialog[tuple[str, str | None]]):
-    """Returns the ids of the conversation to resume and of the message that matches, or None."""
+    """Returns the ids of a conversation and of the matching message, or None."""
 
     TITLE_TEXT = "Conversations"
     FILTER_TEXT = "Search titles and messages"
