@@ -21,7 +21,7 @@ from localchat.fit.steps import StepName
 from localchat.units import counted, tokens
 
 Count: TypeAlias = Callable[[Messages], int]
-"""Counts the tokens of a prompt. A prompt that is too long to count has more than any context."""
+"""Counts the tokens of a prompt. Returns more than any context for one that is too long to count."""
 
 Action: TypeAlias = Literal["leave_out_oldest", "compact", "longer_context"]
 _LOADS: Final[tuple[StepName, ...]] = ("context", "kv_type")
@@ -203,7 +203,7 @@ class LeaveOutSearch:
         return self._count(Messages(messages, thinking=self._thinking))
 
     def plan(self, allowed: int) -> LeaveOutPlan | None:
-        """Plan to leave out the fewest oldest exchanges with which `allowed` tokens suffice.
+        """Plan to leave out as few of the oldest exchanges as `allowed` tokens permit.
 
         Instructions, a summary and the last question always stay. Returns None if they alone are too long, and
         an empty plan if everything fits. Raises what `count` raises.

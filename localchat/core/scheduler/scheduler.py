@@ -369,7 +369,7 @@ class Scheduler:
         count = len(step.rows)
         if not (self._moves_rows and step.is_decode and 0 < count == len(self.running)):
             return False
-        if self._can.depth > 1 and self._draft_planner.drafts(self.running):
+        if self._can.depth > 1 and self._draft_planner.allows_drafts(self.running):
             # The planner may wait for the tokens in flight.
             return False
         return all(row.is_plain for row in step.rows)

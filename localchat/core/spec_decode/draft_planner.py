@@ -158,8 +158,8 @@ class DraftPlanner:
 
     # Drafts of a step
 
-    def drafts(self, sequences: list[Sequence]) -> bool:
-        """Return whether any of the sequences has drafts, and a step of all may."""
+    def allows_drafts(self, sequences: list[Sequence]) -> bool:
+        """Return whether a step of all these sequences can have drafts at all."""
         few = len(sequences) <= self._can.draft_rows
         return few and any(sequence.drafts is not None for sequence in sequences)
 

@@ -80,12 +80,12 @@ def _two(body: str) -> str:
 
 
 def _four_scaled(body: str) -> str:
-    """Four codes in $2, with a factor for two of them in each of $3 to $6, which are equal."""
+    """Return PTX for four codes in $2, whose factors in $3 to $6 are equal."""
     return _four(body.replace("{1}", "$3"))
 
 
 def _two_scaled(body: str) -> str:
-    """Two codes in $1, with their factors in $2 and $3, which are equal."""
+    """Return PTX for two codes in $1, whose factors in $2 and $3 are equal."""
     return _two(body.replace("{1}", "$2"))
 
 
