@@ -164,26 +164,23 @@ def _kernels(engine: Engine, start: Callable[[int], object], count: int) -> None
         torch.cuda.synchronize()
         wall_s = (time.perf_counter() - began_s) / 40
     engine.settle()
-    total_us: defaultdict[str, float] = defaultdict(float)
     calls: defaultdict[str, int] = defaultdict(int)
-    spans = []
-    for event in profiler.events():
-        if event.device_type == DeviceType.CUDA:
-            total_us[event.name[:60]] += event.device_time
-            calls[event.name[:60]] += 1
-            spans.append((event.time_range.start, event.time_range.end))
-    spans.sort()
-    covered_us = 0.0
+    added_us: defaultdict[str, float] = defaultdict(float)
+    events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
     end_us = 0.0
-    for first, last in spans:
-        covered_us += max(0.0, last - max(first, end_us))
-        end_us = max(end_us, last)
+    # Kernels overlap, so the time that a kernel takes is the time by which it moves the end.
+    for event in sorted(events, key=lambda event: event.time_range.end):
+        span = event.time_range
+        name = event.name[:60]
+        calls[name] += 1
+        added_us[name] += span.end - max(span.start, end_us)
+        end_us = span.end
     print(
-        f"  profiled wall {1e6 * wall_s:.0f} us, some kernel runs for {covered_us / 40:.0f}, sum of kernels "
-        f"{sum(total_us.values()) / 40:.0f}, {sum(calls.values()) / 40:.0f} kernels a step"
+        f"  profiled wall {1e6 * wall_s:.0f} us, {len(events) / 40:.0f} kernels a step; time that each adds:"
     )
-    for key, value in sorted(total_us.items(), key=lambda item: -item[1])[:listed]:
-        print(f"   {value / 40:8.1f} us {calls[key] / 40:6.1f}x {key}")
+    for key, value in sorted(added_us.items(), key=lambda item: -item[1])[:listed]:
+        times = calls[key] / 40
+        print(f"   {value / 40:8.1f} us {times:6.1f}x {value / calls[key]:6.2f} us {key}")
 
 
 def _functions(engine: Engine, start: Callable[[int], object], count: int) -> None:
