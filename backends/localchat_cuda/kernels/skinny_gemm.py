@@ -3,19 +3,19 @@
 For the output head, and every layer of an unquantized model; weights are read once, at memory
 bandwidth.
 
-Letters: M rows, N output and K input features.
+Letters: M rows, N output and K input features, S splits of K.
 
-    x [M, K] and weight [N, K] fp16 or bf16, one dtype      out [M, N] fp32, fp16 or bf16
+    x [M, K] and weight [N, K] fp16 or bf16, one dtype
+    out [M, N] fp32, fp16 or bf16, or partial sums fp32 [S, M, N]
 
 One row: no tensor cores, four output features a program, K in runs of 512 (4.5 TB/s of 4.64 on an H200), of
-short rows several at once. More rows: weights as the left operand of the tensor cores, 32 or 64 features a
-program, x padded to 16, 32 or 64 columns by repeating rows. Accumulation in fp32; grid (N / features,). Not
-supported: more than 64 rows, where the library's gemm is as good.
+short rows several at once. More rows: weights as the left operand of the tensor cores, 64 features a program, x
+padded to 16, 32 or 64 columns by repeating rows. Partial sums give weights of few features as many programs as
+the GPU has multiprocessors. Accumulation in fp32; grid (N / features, S). Not supported: more than 64 rows,
+where the library's gemm is as good.
 """
 # mypy: disable-error-code="assignment"
 # (Triton unrolls loops over tuples that grow; no type says that)
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -42,6 +42,15 @@ _SHORT = 8
 """Runs of a short row."""
 _RESIDENT = 16
 """Programs of a multiprocessor."""
+_FEATURES = 64
+_RUN = 128
+"""Tile of a program of several rows: output features, and columns of K at once."""
+_CROWDED_ROWS = 32
+"""Padded rows up to which a multiprocessor may have two programs."""
+_RUNS_OF_SPLIT = 4
+_MOST_SPLITS = 4
+"""Fewest runs of a split, and largest number of splits."""
+_OUT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -115,17 +124,22 @@ def _rows_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    RUNS: tl.constexpr = (K + BK - 1) // BK
     release(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
+    split = tl.program_id(1)
+    first = split * RUNS // SPLITS * BK
+    last = (split + 1) * RUNS // SPLITS * BK
     row = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
     k = tl.arange(0, BK)
     m = tl.arange(0, MP)
     xs = x + (m % M)[None, :] * K
     acc = tl.zeros((BN, MP), tl.float32)
     wait(PDL)
-    for c in tl.range(0, K, BK, num_stages=STAGES):
+    for c in tl.range(first, last, BK, num_stages=STAGES):
         columns = c + k
         if K % BK == 0:
             w = tl.load(row + columns[None, :], eviction_policy="evict_first")
@@ -140,7 +154,7 @@ def _rows_kernel(
             acc = tl.dot(
                 w, tl.load(xs + columns[:, None], mask=(columns < K)[:, None], other=0.0), acc
             )
-    where = m[None, :].to(tl.int64) * N + n[:, None]
+    where = (split * M + m)[None, :].to(tl.int64) * N + n[:, None]
     tl.store(out + where, acc.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
 
 
@@ -149,11 +163,12 @@ def gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     m, k = x.shape
     n = weight.shape[0]
     device = weight.device
+    splits = 1 if out.dim() == 2 else out.shape[0]
     if not 1 <= m <= MAX_ROWS:
         raise ValueError(f"x: 1 to {MAX_ROWS} rows wanted, {m} given")
     require("x", x, (m, k), (torch.float16, torch.bfloat16), device)
     require("weight", weight, (n, k), (x.dtype,), device)
-    require("out", out, (m, n), (torch.float32, torch.float16, torch.bfloat16), device)
+    require("out", out[0] if out.dim() > 2 else out, (m, n), _OUT_TYPES, device)
     gpu = traits(device)
     if m == 1:
         features = 4
@@ -166,32 +181,43 @@ def gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
             *(x, weight, out), N=n, K=k, BN=features, BK=run, DEPTH=depth
         )
         return
-    padded = max(16, power_of_two(m))
-    tile = _tile_for(n, k, padded, gpu)
-    KernelLaunch(_rows_kernel, (cdiv(n, tile.features),), gpu, warps=tile.warps).run(
+    padded = _padded(m)
+    # What shared memory has room for.
+    stages = 4 if gpu.hopper or padded <= 32 else 3
+    KernelLaunch(_rows_kernel, (cdiv(n, _FEATURES), splits), gpu, warps=4).run(
         *(x, weight, out, m),
         N=n,
         K=k,
         MP=padded,
-        BN=tile.features,
-        BK=tile.run,
-        STAGES=tile.stages,
+        BN=_FEATURES,
+        BK=_RUN,
+        STAGES=stages,
+        SPLITS=splits,
     )
 
 
-class _Tile(NamedTuple):
-    """Work of a program of `_rows_kernel`."""
+def partial_sums(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return partial sums fp32 [S, M, N] of x w^T, where S depends on the shape and the GPU."""
+    m, k = x.shape
+    n = weight.shape[0]
+    sums = torch.empty(splits_for(m, n, k, traits(weight.device)), m, n, device=x.device)
+    gemm(x, weight, sums)
+    return sums
 
-    features: int
-    run: int
-    """Columns of a step of its loop."""
-    stages: int
-    warps: int
+
+def splits_for(m: int, n: int, k: int, gpu: Traits) -> int:
+    """Return S of `partial_sums`. M counts only through the columns that x is padded to.
+
+    1,536 x 8,960 takes an H200 21 us without splits and 10 so, with 8 and with 64 rows. More than one program
+    for each multiprocessor pays up to 32 rows.
+    """
+    if m == 1:
+        return 1
+    tiles = cdiv(n, _FEATURES)
+    wanted = gpu.sms // tiles if _padded(m) > _CROWDED_ROWS else cdiv(gpu.sms, tiles)
+    return max(1, min(wanted, k // (_RUNS_OF_SPLIT * _RUN), _MOST_SPLITS))
 
 
-def _tile_for(n: int, k: int, padded: int, gpu: Traits) -> _Tile:
-    """Few features go in programs of 32, else half of an H200 has none: 37 us, not 49, for 3,584 x 18,944."""
-    if gpu.hopper and padded == 16 and cdiv(n, 32) <= gpu.sms and k % 256 == 0:
-        return _Tile(32, 256, 6, 2)
-    stages = 4 if gpu.hopper or padded <= 32 else 3  # what shared memory has room for
-    return _Tile(64, 128 if k % 128 == 0 else 64, stages, 4)
+def _padded(m: int) -> int:
+    """Return the columns that M rows are padded to."""
+    return max(16, power_of_two(m))

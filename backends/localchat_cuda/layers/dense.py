@@ -42,7 +42,7 @@ from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.layers.head_norms import HeadNorms
-from localchat_cuda.layers.output_head import dense_gemm
+from localchat_cuda.layers.output_head import dense_gemm, dense_sums
 from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.runner.kv_pages import ModelInputs, Pages, PrefillBatch
 from localchat_cuda.weights.formats.weight import Weight
@@ -690,7 +690,7 @@ class DenseLayers(Layers[torch.Tensor]):
                 x, weight, kernels=self.kernels, rounded=self.config.fp8_activations
             )
         if isinstance(weight, torch.Tensor):
-            return dense_gemm(x, weight, kernels=self.kernels)[None]
+            return dense_sums(x, weight, kernels=self.kernels)
         # An output as wide as the residual is added to it.
         added = weight.features_out == self.config.hidden
         if isinstance(weight, ggml.GgmlWeight):

@@ -49,3 +49,10 @@ def dense_gemm(
         out = torch.empty(rows, weight.shape[0], device=x.device)
     skinny_gemm.gemm(x, weight, out)
     return out
+
+
+def dense_sums(x: torch.Tensor, weight: torch.Tensor, *, kernels: bool) -> torch.Tensor:
+    """Return partial sums [S, P, N] of x w^T, in fp32, or from the library in the model's dtype."""
+    if kernels and 1 <= x.shape[0] <= skinny_gemm.MAX_ROWS and x.dtype != torch.float32:
+        return skinny_gemm.partial_sums(x, weight)
+    return dense_gemm(x, weight, kernels=kernels)[None]

@@ -18,16 +18,23 @@ def test_gemm_matches_the_reference(rows: int, n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [2, 9, 16])
-def test_narrow_programs_match_the_reference(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    hopper = Traits.of((9, 0), 132)
-    tile = skinny_gemm._tile_for(3584, 18944, 16, hopper)
-    assert tile.features == 32 != skinny_gemm._tile_for(4608, 3584, 16, hopper).features
-    monkeypatch.setattr(skinny_gemm, "_tile_for", lambda *shape: tile)
-    x, weight = torch.randn(rows, 512).half(), torch.randn(70, 512).half()
-    out = torch.full((rows, 70), float("nan"))
-    skinny_gemm.gemm(x, weight, out)
+@pytest.mark.parametrize(("n", "k"), [(70, 2112), (64, 1000)])
+def test_partial_sums_add_up_to_the_reference(rows: int, n: int, k: int) -> None:
+    x, weight = torch.randn(rows, k).half(), torch.randn(n, k).half()
+    sums = skinny_gemm.partial_sums(x, weight)
+    assert sums.shape == (2 if n == 70 else 1, rows, n)
     wanted = skinny_gemm.reference(x, weight)
-    assert float((out - wanted).norm() / wanted.norm()) < 1e-3
+    assert float((sums.sum(0) - wanted).norm() / wanted.norm()) < 1e-3
+
+
+def test_splits_give_every_multiprocessor_a_program_and_do_not_depend_on_the_rows() -> None:
+    gpu = Traits.of((9, 0), 132)
+    assert skinny_gemm.splits_for(8, 5120, 2880, gpu) == 2
+    assert {skinny_gemm.splits_for(m, 2880, 4096, gpu) for m in range(2, 33)} == {3}
+    assert skinny_gemm.splits_for(64, 2880, 4096, gpu) == 2
+    assert skinny_gemm.splits_for(8, 37888, 3584, gpu) == 1
+    assert skinny_gemm.splits_for(8, 128, 2880, gpu) == 4
+    assert skinny_gemm.splits_for(1, 5120, 2880, gpu) == 1
 
 
 def test_more_than_64_rows_are_refused() -> None:
