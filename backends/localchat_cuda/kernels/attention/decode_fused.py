@@ -161,6 +161,8 @@ def _fused_kernel(
     # No kernel of the step writes earlier tokens, so their loads begin before the wait.
     key = number * P + tl.arange(0, P)
     a, b, values = _page(k, v, cell, key, old, low, high, d, D, HALF, D_POW2)
+    new_page = tl.load(table + old // P)
+    is_last = split == tl.num_programs(1) - 1
     wait(PDL)
     r = tl.arange(0, ROWS)
     valid = r < H // J
@@ -169,6 +171,18 @@ def _fused_kernel(
     source = (qkv, part_stride, bias, eps)
     begin = start * row_stride
     qa, qb = _head_halves(source, begin, head, inside, (low, high), q_norm, shape)
+    # Loads for the new token begin here, because later ones would wait for memory a second time.
+    own = H + group + tl.arange(0, 1)
+    columns = tl.where(is_last, D, 0)
+    its = (i < columns // 2)[None, :]
+    ka, kb = _head_halves(source, begin, own, its, (low, high), k_norm, shape)
+    at_v = begin + (H + J + group) * D + d
+    value = tl.zeros((D_POW2,), tl.float32)
+    for s in tl.static_range(S):
+        part = tl.load(qkv + s * part_stride + at_v, mask=d < columns, other=0.0)
+        value += part.to(tl.float32)
+    if shape.BIAS:
+        value += tl.load(bias + (H + J + group) * D + d, mask=d < D, other=0.0).to(tl.float32)
     rotated = (qa * cos - qb * sin).to(QUERIES)
     qb = (qb * cos + qa * sin).to(QUERIES)
     qa = rotated
@@ -187,22 +201,14 @@ def _fused_kernel(
         weights = tl.exp2(logits - tl.where(peak == float("-inf"), 0.0, peak)[:, None])
         acc = tl.dot(weights.to(QUERIES), values.to(QUERIES))
         mass = tl.sum(weights, 1)
-    if split == tl.num_programs(1) - 1:
-        own = H + group + tl.arange(0, 1)
-        ka, kb = _head_halves(source, begin, own, half[None, :], (low, high), k_norm, shape)
+    if is_last:
         key_a = (ka * cos - kb * sin).to(k.dtype.element_ty)
         key_b = (kb * cos + ka * sin).to(k.dtype.element_ty)
-        at_v = begin + (H + J + group) * D + d
-        value = tl.zeros((D_POW2,), tl.float32)
-        for s in tl.static_range(S):
-            value += tl.load(qkv + s * part_stride + at_v, mask=d < D, other=0.0).to(tl.float32)
-        if shape.BIAS:
-            value += tl.load(bias + (H + J + group) * D + d, mask=d < D, other=0.0).to(tl.float32)
-        value = value.to(v.dtype.element_ty)
-        new = tl.load(table + old // P).to(tl.int64) * page_stride + group * (P * D) + old % P * D
+        stored = value.to(v.dtype.element_ty)
+        new = new_page.to(tl.int64) * page_stride + group * (P * D) + old % P * D
         tl.store(k + new + low[None, :], key_a, mask=half[None, :])
         tl.store(k + new + high[None, :], key_b, mask=half[None, :])
-        tl.store(v + new + d, value, mask=d < D)
+        tl.store(v + new + d, stored, mask=d < D)
         new_a = key_a.to(QUERIES).to(tl.float32)
         new_b = key_b.to(QUERIES).to(tl.float32)
         logits = tl.sum(qa.to(tl.float32) * new_a + qb.to(tl.float32) * new_b, 1)
@@ -212,13 +218,13 @@ def _fused_kernel(
         weights = tl.exp2(logits - anchor)
         decay = tl.exp2(peak - anchor)
         rounded = weights.to(QUERIES).to(tl.float32)
-        acc = acc * decay[:, None] + rounded[:, None] * value.to(QUERIES).to(tl.float32)[None, :]
+        acc = acc * decay[:, None] + rounded[:, None] * stored.to(QUERIES).to(tl.float32)[None, :]
         mass = mass * decay + weights
         peak = higher
     row = (split * T + start) * H + head
     tl.store(partials.peaks + row, peak, mask=valid)
     tl.store(partials.masses + row, mass, mask=valid)
-    if (number < pages) | (split == tl.num_programs(1) - 1):
+    if (number < pages) | is_last:
         out = partials.sums + row[:, None].to(tl.int64) * D + d[None, :]
         tl.store(out, acc, mask=valid[:, None] & (d < D)[None, :])
 
