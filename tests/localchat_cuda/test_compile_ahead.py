@@ -407,7 +407,7 @@ READS = """
 import os, sys
 assert sys.stdin.buffer.read()
 open({!r} + str(os.getpid()), "w")
-print("ONE_ROW\\nFEW_ROWS\\nALL")
+print("ONE_ROW\\nSHORT_PROMPT\\nFEW_ROWS\\nALL")
 """
 
 
@@ -456,7 +456,7 @@ sys.stdin.buffer.read()
 open({0!r} + str(os.getpid()), "w")
 print("ONE_ROW", flush=True)
 while not os.path.exists({1!r}): time.sleep(0.01)
-print("FEW_ROWS\\nALL", flush=True)
+print("SHORT_PROMPT\\nFEW_ROWS\\nALL", flush=True)
 """
 
 
@@ -519,10 +519,11 @@ def test_what_no_step_needed_is_not_compiled_by_a_program_that_soon_ends(
 def test_one_user_needs_no_kernels_of_later_phases() -> None:
     shapes = list(trace.compile_shapes(can_of(parse_config(QWEN25, "it"))))
     by_phase = {phase: [one for one in shapes if one.phase is phase] for phase in Phase}
-    alone, few, rest = by_phase.values()
-    assert {len(one.rows) for one in alone} == {1}
-    assert {one.rows[0][1] for one in alone} >= {1, 4, 8, 16, 64, 512, 4096}
-    assert not any(drafts for one in alone for _, _, drafts in one.rows)
+    alone, short, few, rest = by_phase.values()
+    assert {len(one.rows) for one in (*alone, *short)} == {1}
+    assert {one.rows[0][1] for one in alone} >= {1, 64, 512, 4096}
+    assert {one.rows[0][1] for one in short} == {4, 8, 16}
+    assert not any(drafts for one in (*alone, *short) for _, _, drafts in one.rows)
     assert {len(one.rows) for one in few} <= set(range(1, FEW_ROWS + 1))
     assert min(len(one.rows) for one in rest) > FEW_ROWS
 

@@ -1,10 +1,13 @@
 """Order in which kernels are compiled."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol
 
 FEW_ROWS = 8
 """Row limit of Phase.FEW_ROWS."""
+SHORT_PROMPT = 16
+"""Token limit of Phase.SHORT_PROMPT."""
 
 
 class Phase(IntEnum):
@@ -12,16 +15,21 @@ class Phase(IntEnum):
 
     ONE_ROW = 0
     """A single sequence without drafts."""
-    FEW_ROWS = 1
+    SHORT_PROMPT = 1
+    """The same with a prompt of 2 to `SHORT_PROMPT` tokens.
+
+    Its gemms are those of as many sequences, which compile longest. Few first prompts are so short."""
+    FEW_ROWS = 2
     """Up to `FEW_ROWS` sequences, and drafts."""
-    ALL = 2
+    ALL = 3
 
     @staticmethod
-    def of(rows: int, *, drafts: bool) -> "Phase":
-        """Return the phase that compiles the kernels of a step with this number of sequences."""
-        if rows <= 1 and not drafts:
-            return Phase.ONE_ROW
-        if rows <= FEW_ROWS:
+    def of(widths: Sequence[int], *, drafts: bool) -> "Phase":
+        """Return the phase that compiles the kernels of a step. `widths`: tokens of its sequences."""
+        if len(widths) <= 1 and not drafts:
+            is_short = any(1 < width <= SHORT_PROMPT for width in widths)
+            return Phase.SHORT_PROMPT if is_short else Phase.ONE_ROW
+        if len(widths) <= FEW_ROWS:
             return Phase.FEW_ROWS
         return Phase.ALL
 

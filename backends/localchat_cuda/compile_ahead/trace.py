@@ -37,7 +37,7 @@ from localchat.backend_api.interface import (
     StepPlan,
     StepRow,
 )
-from localchat_cuda.compile_ahead.phase import Phase
+from localchat_cuda.compile_ahead.phase import SHORT_PROMPT, Phase
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.kernels import launch
@@ -62,7 +62,7 @@ _PENALISED = SamplingParams(temperature=0.7, frequency_penalty=0.1)
 _TOP_K = SamplingParams(temperature=0.7, frequency_penalty=0.1, top_k=20)
 """Sampling that likely tokens decide (kernels/sampling/rescore.py), unlike `_PENALISED`."""
 _DRAFTS = (0, 1, 3, 7, 15)
-_SHORT_PROMPTS = (4, 8, 16)
+_SHORT_PROMPTS = (4, 8, SHORT_PROMPT)
 """Prompts that take the gemms of decode steps, one length for each of these."""
 _HISTORIES = (1, 70, 130, 260, 520)
 """Histories in tokens, one for each number of ranges into which attention divides them."""
@@ -155,7 +155,8 @@ class CompileShape(NamedTuple):
 
     @property
     def phase(self) -> Phase:
-        return Phase.of(len(self.rows), drafts=any(drafts for _, _, drafts in self.rows))
+        widths = [width for _, width, _ in self.rows]
+        return Phase.of(widths, drafts=any(drafts for _, _, drafts in self.rows))
 
 
 def compile_shapes(capabilities: Capabilities) -> Iterator[CompileShape]:

@@ -694,7 +694,8 @@ class DenseLayers(Layers[torch.Tensor]):
         # An output as wide as the residual is added to it.
         added = weight.features_out == self.config.hidden
         if isinstance(weight, ggml.GgmlWeight):
-            return ggml.gemm(x, weight, kernels=self.kernels, wide=added)
+            # Few rows are those of a prompt that are left in the last layer.
+            return ggml.gemm(x, weight, kernels=self.kernels, wide=added, few=False)
         return self._packed_gemm(x, weight, wide=added)
 
     def _packed_gemm(

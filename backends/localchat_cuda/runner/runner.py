@@ -247,7 +247,7 @@ class CudaRunner:
             self.compiling = None
             return
         drafts = any(row.drafts for row in plan.rows)
-        self.compiling.wait(Phase.of(len(plan.rows), drafts=drafts))
+        self.compiling.wait(Phase.of([row.width for row in plan.rows], drafts=drafts))
 
     def _update_drafting_state(self, plan: StepPlan, model: DeviceModel) -> None:
         """Report a plan's sequences to the drafter and the store of last states."""

@@ -76,19 +76,21 @@ def gemm(
     *,
     kernels: bool = True,
     wide: bool = False,
+    few: bool = True,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute partial sums [S, M, N] of x [M, K] w^T.
 
     fp32 where weights are dequantized in registers (up to 256 rows; 64 with an unpacked copy), else x's dtype.
     wide: fp32 in place of fp16, for what is added to a residual and may be beyond the range of fp16.
-    `kernels` False: the reference. out fp32 [M, N]: where to write what is always fp32 if S is 1.
+    `kernels` False: the reference. few False: FEW_ROWS and fewer rows take the kernel for more, which compiles
+    in a tenth of the time. out fp32 [M, N]: where to write what is always fp32 if S is 1.
     """
     m = x.shape[0]
     n = weight.features_out
     k = weight.features_in
     device = x.device
-    if kernels and 1 <= m <= FEW_ROWS and k % 128 == 0:
+    if kernels and few and 1 <= m <= FEW_ROWS and k % 128 == 0:
         rows = Int8Rows.empty(m, k, device, weight.group)
         prepare("plain", x[None], rows, order=weight.order)
         return gemm_rows(rows, weight, out=out)

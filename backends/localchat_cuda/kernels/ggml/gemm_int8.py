@@ -496,10 +496,11 @@ def _few_kernel(
             numbers = numbers + (row_numbers(weight.scales, tile + r, tiles, 1),)
     wait(PDL)
     outs = _multiply_rows(outs, codes, own, x, factors, M, first, few, form)
-    for chunk in tl.range(first + 1, last, 1, num_stages=1):
-        more = _load_codes(weight, tile, tiles, chunk, B, few, form)
-        beside = _load_sides(weight, tile, tiles, chunk, B, few, form)
-        outs = _multiply_rows(outs, more, beside, x, factors, M, chunk, few, form)
+    if few.tile.splits < CHUNKS:  # Triton takes seconds to compile even loops that never run.
+        for chunk in tl.range(first + 1, last, 1, num_stages=1):
+            more = _load_codes(weight, tile, tiles, chunk, B, few, form)
+            beside = _load_sides(weight, tile, tiles, chunk, B, few, form)
+            outs = _multiply_rows(outs, more, beside, x, factors, M, chunk, few, form)
     m = tl.arange(0, R)
     for r in tl.static_range(BLOCKS):
         for p in tl.static_range(PARTS):
