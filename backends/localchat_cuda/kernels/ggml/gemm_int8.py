@@ -131,19 +131,19 @@ def _load_sides(weight, tile, tiles, chunk, B: tl.constexpr, few: tl.constexpr, 
 
 @triton.jit
 def _columns(x, pointer, first, rows2, few: tl.constexpr):
-    """Load the right operand [WARPS, 32, 8]: (high, low) of four rows.
+    """Load two right operands [WARPS, 32, 8]: (high, low) of four rows, of two neighboring groups.
 
-    `pointer` [WARPS] is the start of the group.
+    `pointer` [WARPS] is the start of the first group.
 
     Columns past the last row repeat earlier ones; their results are not stored.
     """
     WARPS: tl.constexpr = few.tile.warps
-    k = tl.arange(0, 32)
-    k = k // 8 * 16 + k % 8
     n = ((first + tl.arange(0, 8)) % rows2)[:, None, None] * few.K
-    tile = tl.load(x + n + pointer[None, :, None] + k[None, None, :])
-    tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 4)), (1, 3, 2, 4, 0))
-    return tl.reshape(tile, (WARPS, 32, 8))
+    tile = tl.load(x + n + pointer[None, :, None] + tl.arange(0, 64)[None, None, :])
+    # row, warp, quad, group, half, four columns
+    tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, 4)), (1, 4, 2, 5, 0, 3))
+    one, other = tl.split(tl.reshape(tile, (WARPS, 32, 8, 2)))
+    return one, other
 
 
 @triton.jit
@@ -151,6 +151,18 @@ def _factor(factors, index, which: tl.constexpr, part: tl.constexpr, MQ: tl.cons
     """Load number `which` of four rows, [WARPS, 4]."""
     m = part * 4 + tl.arange(0, 4)
     return tl.load(factors + (index[:, None] * MQ + m[None, :]) * 16 + which)
+
+
+@triton.jit
+def _four_factors(factors, index, which: tl.constexpr, part: tl.constexpr, MQ: tl.constexpr):
+    """Load numbers `which` to `which` + 3 of four rows, each [WARPS, 4]."""
+    m = part * 4 + tl.arange(0, 4)
+    pointers = factors + (index[:, None] * MQ + m[None, :]) * 16 + which
+    four = tl.load(pointers[:, :, None] + tl.arange(0, 4)[None, None, :])
+    even, odd = tl.split(tl.reshape(four, (four.shape[0], 4, 2, 2)))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    return a, b, c, d
 
 
 @triton.jit
@@ -277,6 +289,7 @@ def _multiply(outs, codes, sides, x, factors, rows2, chunk, few: tl.constexpr, f
     PARTS: tl.constexpr = few.MQ // 4
     EACH: tl.constexpr = 2 * form.WORDS + (1 if form.FACTORS else 0)
     TILES: tl.constexpr = form.LOW + form.HIGH
+    SUMS: tl.constexpr = 4 if form.GROUP == 32 else 8
     for h in tl.static_range(2):
         column = (chunk * few.tile.warps + tl.arange(0, few.tile.warps)) * 2 + h
         # beyond the last column: what is read there counts 0 times
@@ -285,14 +298,12 @@ def _multiply(outs, codes, sides, x, factors, rows2, chunk, few: tl.constexpr, f
         side = ()
         for p in tl.static_range(PARTS):
             side = side + (_factor(factors, group, 0, p, few.MQ),)
-            for g in tl.static_range(4):
-                start = group * 128 + g // 2 * 64 + g % 2 * 8
-                side = side + (_columns(x, start, 8 * p, rows2, few),)
+            for g in tl.static_range(2):
+                side = side + _columns(x, group * 128 + g * 64, 8 * p, rows2, few)
             if form.MINIMUM:
-                for s in tl.static_range(128 // form.GROUP):
-                    side = side + (
-                        _factor(factors, group, (4 if form.GROUP == 32 else 8) + s, p, few.MQ),
-                    )
+                side = side + _four_factors(factors, group, SUMS, p, few.MQ)
+                if form.GROUP == 16:
+                    side = side + _four_factors(factors, group, SUMS + 4, p, few.MQ)
         grown = ()
         for r in tl.static_range(BLOCKS):
             grown = grown + _add_half(
