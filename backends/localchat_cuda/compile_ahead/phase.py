@@ -16,7 +16,7 @@ class Phase(IntEnum):
     ONE_ROW = 0
     """A single sequence without drafts."""
     SHORT_PROMPT = 1
-    """The same with a prompt of 2 to `SHORT_PROMPT` tokens.
+    """A single sequence with a prompt of 2 to `SHORT_PROMPT` tokens.
 
     Its gemms are those of as many sequences, which compile longest. Few first prompts are so short."""
     FEW_ROWS = 2

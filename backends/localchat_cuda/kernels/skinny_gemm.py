@@ -197,7 +197,7 @@ def gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def partial_sums(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return partial sums fp32 [S, M, N] of x w^T, where S depends on the shape and the GPU."""
+    """Return partial sums fp32 [S, M, N] of x w^T, S of `splits_for`."""
     m, k = x.shape
     n = weight.shape[0]
     sums = torch.empty(splits_for(m, n, k, traits(weight.device)), m, n, device=x.device)
@@ -214,8 +214,10 @@ def splits_for(m: int, n: int, k: int, gpu: Traits) -> int:
     if m == 1:
         return 1
     tiles = cdiv(n, _FEATURES)
-    wanted = gpu.sms // tiles if _padded(m) > _CROWDED_ROWS else cdiv(gpu.sms, tiles)
-    return max(1, min(wanted, k // (_RUNS_OF_SPLIT * _RUN), _MOST_SPLITS))
+    programs = gpu.sms // tiles
+    if _padded(m) <= _CROWDED_ROWS:
+        programs = cdiv(gpu.sms, tiles)
+    return max(1, min(programs, k // (_RUNS_OF_SPLIT * _RUN), _MOST_SPLITS))
 
 
 def _padded(m: int) -> int:

@@ -52,7 +52,7 @@ def dense_gemm(
 
 
 def dense_sums(x: torch.Tensor, weight: torch.Tensor, *, kernels: bool) -> torch.Tensor:
-    """Return partial sums [S, P, N] of x w^T, in fp32, or from the library in the model's dtype."""
+    """Return partial sums [S, P, N] of x w^T. Those of the library have the model's dtype, others are fp32."""
     if kernels and 1 <= x.shape[0] <= skinny_gemm.MAX_ROWS and x.dtype != torch.float32:
         return skinny_gemm.partial_sums(x, weight)
     return dense_gemm(x, weight, kernels=kernels)[None]

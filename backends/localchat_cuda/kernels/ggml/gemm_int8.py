@@ -142,8 +142,7 @@ def _columns(x, pointer, first, rows2, few: tl.constexpr):
     tile = tl.load(x + n + pointer[None, :, None] + tl.arange(0, 64)[None, None, :])
     # row, warp, quad, group, half, four columns
     tile = tl.permute(tl.reshape(tile, (8, WARPS, 4, 2, 2, 4)), (1, 4, 2, 5, 0, 3))
-    one, other = tl.split(tl.reshape(tile, (WARPS, 32, 8, 2)))
-    return one, other
+    return tl.split(tl.reshape(tile, (WARPS, 32, 8, 2)))
 
 
 @triton.jit
