@@ -348,8 +348,26 @@ def _merge_kernel(
         mass = tl.sum(weight * tl.load(partials.masses + offsets, mask=s < SPLITS, other=0.0), 0)
         if SUNK:
             mass += tl.exp2(tl.load(sinks + group * 128 // D).to(tl.float32) * LOG2E - top)
-        full = (peak > float("-inf"))[:, None]
-        share = weight[:, None]
+        cell = ((s * T + t) * (H * D)).to(tl.int64)[:, None] + i[None, :]
+        parts = tl.load(partials.sums + cell, mask=(peak > float("-inf"))[:, None], other=0.0)
+        value = tl.sum(parts * weight[:, None], 0) / tl.where(mass == 0.0, 1.0, mass)
+    elif 128 % D == 0:
+        # a group has whole heads
+        head = group * (128 // D) + tl.arange(0, 128 // D)
+        offsets = ((s * T + t) * H)[:, None] + head[None, :]
+        there = (s < SPLITS)[:, None] & (head < H)[None, :]
+        peak = tl.load(partials.peaks + offsets, mask=there, other=float("-inf"))
+        top = tl.max(peak, 0)
+        weight = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top)[None, :])
+        mass = tl.sum(weight * tl.load(partials.masses + offsets, mask=there, other=0.0), 0)
+        if SUNK:
+            sink = tl.load(sinks + head, mask=head < H, other=0.0).to(tl.float32)
+            mass += tl.exp2(sink * LOG2E - top)
+        cell = offsets.to(tl.int64)[:, :, None] * D + tl.arange(0, D)[None, None, :]
+        full = (peak > float("-inf"))[:, :, None]
+        parts = tl.load(partials.sums + cell, mask=full, other=0.0)
+        value = tl.sum(parts * weight[:, :, None], 0) / tl.where(mass == 0.0, 1.0, mass)[:, None]
+        value = tl.reshape(value, (128,))
     else:
         there = (s < SPLITS)[:, None] & columns[None, :]
         offsets = ((s * T + t) * H)[:, None] + (i // D)[None, :]
@@ -361,9 +379,9 @@ def _merge_kernel(
             sink = tl.load(sinks + i // D, mask=columns, other=0.0).to(tl.float32)
             mass += tl.exp2(sink * LOG2E - top)
         full = there & (peak > float("-inf"))
-    cell = ((s * T + t) * (H * D)).to(tl.int64)[:, None] + i[None, :]
-    parts = tl.load(partials.sums + cell, mask=full, other=0.0)
-    value = tl.sum(parts * share, 0) / tl.where(mass == 0.0, 1.0, mass)
+        cell = ((s * T + t) * (H * D)).to(tl.int64)[:, None] + i[None, :]
+        parts = tl.load(partials.sums + cell, mask=full, other=0.0)
+        value = tl.sum(parts * share, 0) / tl.where(mass == 0.0, 1.0, mass)
     if FORMAT == 3:
         tl.store(out + t * (H * D) + i, value.to(out.dtype.element_ty), mask=columns)
     else:
