@@ -19,7 +19,7 @@ from localchat.engine.events import Accepted, Done, Event, Finished, Reasoning, 
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import CalledTool, Message
 from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock
-from localchat.session.view import SessionView, branch_of, call_id, node_blocks, reasoning_id
+from localchat.session.view import AnswerView, branch_of, call_id, node_blocks, reasoning_id
 
 
 @dataclass(slots=True)
@@ -37,11 +37,13 @@ class AnswerBuilder:
     def __init__(
         self,
         conversation: Conversation,
-        view: SessionView,
+        view: AnswerView,
         parent: str,
         continued: Node | None = None,
+        choice: int = 0,
     ) -> None:
         """`parent` is the id of the question. `continued` is an answer to extend."""
+        self._choice = choice
         self._conversation = conversation
         self._view = view
         self._parent = parent
@@ -54,36 +56,35 @@ class AnswerBuilder:
         self._calls: dict[int, _GrowingCall] = {}
         self._accepted: Accepted | None = None
         self._done: Done | None = None
-        self._state: NodeState = "open"
-        self._end: Finished | None = None
+        self.finished: Finished | None = None
+        """How the model ended the answer. None if it was interrupted."""
         self._thinking_since: float | None = None
         self._text_begun = False
         self._changed = False
 
     def take(self, event: Event) -> None:
         """Add the content of an event, and show it."""
-        self._changed = True
         match event:
             case Accepted():
                 self._accepted = event
-            case Text(choice=0, text=text) if text:
+            case Text(choice=self._choice, text=text) if text:
                 self._begin_text()
                 self._text.append(text)
                 self._view.append_text(self._id, text)
-            case Reasoning(choice=0, text=text) if text:
+            case Reasoning(choice=self._choice, text=text) if text:
                 self._begin_reasoning()
                 self._reasoning.append(text)
                 self._view.append_text(reasoning_id(self._id), text)
-            case ToolCall(choice=0):
+            case ToolCall(choice=self._choice):
                 self._take_call(event)
-            case Finished(choice=0, reason=reason):
-                self._state = END_STATES[reason]
-                if ended_early(event):
-                    self._end = event
+            case Finished(choice=self._choice):
+                self.finished = event
             case Done():
                 self._done = event
             case _:
                 pass
+        # Set it last, because another thread may take a snapshot at any time.
+        self._changed = True
 
     def take_snapshot(self) -> Node | None:
         """Return the node so far. None if nothing arrived since the last snapshot."""
@@ -102,9 +103,9 @@ class AnswerBuilder:
         if info is not None and self._accepted is not None:
             metrics = AnswerMetrics.of(info, self._accepted.seed, self._done)
         if state is None:
-            state = self._state
-            if state == "open":
-                state = "whole"
+            state = "whole"
+            if self.finished is not None:
+                state = END_STATES[self.finished.reason]
         node = self._put(metrics, state, error)
         for block in node_blocks(self._conversation, node):
             if isinstance(block, ReasoningBlock):
@@ -120,6 +121,11 @@ class AnswerBuilder:
     def text(self) -> str:
         """The text so far."""
         return "".join(self._text)
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far."""
+        return "".join(self._reasoning)
 
     @property
     def _id(self) -> str:
@@ -152,7 +158,7 @@ class AnswerBuilder:
         if self._thinking_since is not None:
             seconds = time.monotonic() - self._thinking_since
             self._thinking_since = None
-            block = ReasoningBlock(reasoning_id(self._id), "".join(self._reasoning), seconds)
+            block = ReasoningBlock(reasoning_id(self._id), self.reasoning, seconds)
             self._view.finish(block)
 
     def _take_call(self, event: ToolCall) -> None:
@@ -170,11 +176,12 @@ class AnswerBuilder:
             CalledTool(call.name, "".join(call.arguments), call.id)
             for _, call in sorted(self._calls.items())
         )
-        message = Message(
-            "assistant", self.text, reasoning="".join(self._reasoning), tool_calls=calls
-        )
+        message = Message("assistant", self.text, reasoning=self.reasoning, tool_calls=calls)
+        end = None
+        if ended_early(self.finished):
+            end = self.finished
         self.node = msgspec.structs.replace(
-            self.node, message=message, metrics=metrics, state=state, error=error, end=self._end
+            self.node, message=message, metrics=metrics, state=state, error=error, end=end
         )
         self._conversation.put(self.node)
         return self.node

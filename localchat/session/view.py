@@ -20,12 +20,8 @@ from localchat.session.blocks import (
 )
 
 
-class SessionView(Protocol):
-    """Shows what happens in a session. Called on the event loop only."""
-
-    def show(self, blocks: Sequence[Block]) -> None:
-        """Show all blocks, of another conversation or branch."""
-        ...
+class AnswerView(Protocol):
+    """Shows an answer while it grows."""
 
     def put(self, block: Block) -> None:
         """Append a block, or replace the one with its id."""
@@ -37,6 +33,27 @@ class SessionView(Protocol):
 
     def finish(self, block: Block) -> None:
         """Replace a block that was being written by its final state."""
+        ...
+
+
+class HiddenView:
+    """Shows nothing of an answer, because its front end prints the events."""
+
+    def put(self, block: Block) -> None:
+        pass
+
+    def append_text(self, id_: str, text: str) -> None:
+        pass
+
+    def finish(self, block: Block) -> None:
+        pass
+
+
+class SessionView(AnswerView, Protocol):
+    """Shows what happens in a session. Called on the event loop only."""
+
+    def show(self, blocks: Sequence[Block]) -> None:
+        """Show all blocks, of another conversation or branch."""
         ...
 
     def remove(self, id_: str) -> None:

@@ -5,23 +5,13 @@ history or fails with it, and a killed process loses the last second at most.
 """
 
 import threading
+from contextlib import suppress
 
-import msgspec
-
-from localchat.chat.answer_end import ended_early
-from localchat.chat.conversation import (
-    END_STATES,
-    AnswerMetrics,
-    Conversation,
-    Node,
-    NodeState,
-)
+from localchat.chat.conversation import Conversation, Node, NodeState
 from localchat.cli.chat.conversation_options import open_to_record
 from localchat.cli.chat.render_answer import ReceivedAnswer
 from localchat.cli.resolve import Setup
-from localchat.engine.events import Finished
 from localchat.engine.interface import Engine
-from localchat.engine.request import Message
 from localchat.errors import HistoryUnusable, LocalchatError
 from localchat.session.recorder import SAVE_EVERY_S, ConversationRecorder
 
@@ -40,9 +30,6 @@ class AnswerRecord:
         self._conversation = conversation
         self._question = question
         self._answer = answer
-        self._nodes: dict[int, Node] = {}
-        """Recorded answers by choice."""
-        self._size = 0
         self._recorder = ConversationRecorder()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="answer record", daemon=True)
@@ -81,21 +68,16 @@ class AnswerRecord:
         return True
 
     def _record_growth(self) -> None:
-        # The main thread adds to the answer meanwhile, and `dict` copies it in one step.
-        texts = dict(self._answer.texts)
-        reasoning = dict(self._answer.reasoning)
-        size = sum(map(len, texts.values())) + sum(map(len, reasoning.values()))
-        if size == self._size:
-            return
-        self._size = size
-        for choice in sorted({*texts, *reasoning}):
-            self._put(choice, texts.get(choice, ""), reasoning.get(choice, ""), "open")
+        for choice in self._answer.choices:
+            node = choice.take_snapshot()
+            if node is not None:
+                self._changed(node)
 
     def finish(self, engine: Engine, error: LocalchatError | None = None) -> None:
         """Record the end of the answer. Remove a question that failed or was stopped without an answer."""
         self._ended.set()
         self._thread.join()
-        if answered := bool(self._answer.texts or self._answer.reasoning):
+        if answered := any(choice.node for choice in self._answer.choices):
             self._record_end(engine, error)
         try:
             if not answered and (error is not None or self._answer.interrupted):
@@ -105,59 +87,23 @@ class AnswerRecord:
             self._setup.terminal.notify(f"this conversation is not saved: {problem.message}")
 
     def _record_end(self, engine: Engine, error: LocalchatError | None) -> None:
-        metrics = _metrics(self._answer, engine)
-        for choice in sorted({0, *self._answer.texts, *self._answer.reasoning}):
-            state = END_STATES[self._answer.reasons.get(choice, "cancelled")]
+        info = None
+        with suppress(LocalchatError):  # the engine has ended
+            info = engine.info()
+        for number, choice in enumerate(self._answer.choices):
+            if number and choice.node is None:
+                continue
+            state: NodeState | None = None
+            if choice.finished is None:
+                state = "stopped"
             error_message = ""
             if error is not None:
                 state = "failed"
                 error_message = error.message
-            self._put(
-                choice,
-                self._answer.texts[choice],
-                self._answer.reasoning[choice],
-                state,
-                metrics,
-                error_message,
-                self._answer.ends.get(choice),
-            )
+            self._changed(choice.end(info, state, error_message))
 
-    def _put(
-        self,
-        choice: int,
-        text: str,
-        reasoning: str,
-        state: NodeState,
-        metrics: AnswerMetrics | None = None,
-        error: str = "",
-        end: Finished | None = None,
-    ) -> None:
-        if not ended_early(end):
-            end = None
-        message = Message("assistant", text, reasoning=reasoning)
-        node = self._nodes.get(choice)
-        if node is None:
-            node = self._conversation.add(message, parent=self._question.id, state=state)
-        node = msgspec.structs.replace(
-            node,
-            message=message,
-            state=state,
-            metrics=metrics,
-            error=error,
-            end=end,
-        )
-        self._nodes[choice] = node
-        self._conversation.put(node)
+    def _changed(self, node: Node) -> None:
         # `--continue` goes on from the head, so it must be the first choice, as in `--json`.
-        self._conversation.head = self._nodes[min(self._nodes)].id
+        answers = (choice.node for choice in self._answer.choices)
+        self._conversation.head = next(answer.id for answer in answers if answer is not None)
         self._recorder.changed(node)
-
-
-def _metrics(answer: ReceivedAnswer, engine: Engine) -> AnswerMetrics | None:
-    """Return the metrics for the history, or None if the engine has ended."""
-    try:
-        info = engine.info()
-    except LocalchatError:
-        return None
-    seed = answer.accepted.seed if answer.accepted else 0
-    return AnswerMetrics.of(info, seed, answer.status.done)

@@ -3,8 +3,9 @@
 from typing import Any
 
 from localchat.cli.chat.render_answer import ReceivedAnswer
-from localchat.engine.events import MetricsSnapshot, Timings
+from localchat.engine.events import Finished, MetricsSnapshot, Timings
 from localchat.engine.interface import EngineInfo
+from localchat.session.answer_builder import AnswerBuilder
 
 _TIMINGS = (
     *("load_s", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s"),
@@ -12,9 +13,7 @@ _TIMINGS = (
 )
 
 
-def report(
-    answer: ReceivedAnswer, info: EngineInfo, choices: int, texts: dict[int, str]
-) -> dict[str, Any]:
+def report(answer: ReceivedAnswer, info: EngineInfo, texts: dict[int, str]) -> dict[str, Any]:
     """Return the answer with its metrics. Metrics that an interrupted request lacks are null.
 
     `texts`: the text of each choice, or its code with `--extract`.
@@ -30,24 +29,17 @@ def report(
         "backend": info.backend,
         "lora": info.adapters,
         "text": texts.get(0, ""),
-        "reasoning": answer.reasoning[0],
-        "finish_reason": _reason(answer, 0),
-        **_end(answer, 0),
+        **_ending(answer.choices[0]),
         "usage": _usage(answer),
         "timings": {name: getattr(timings, name, None) for name in _TIMINGS},
         "kv": _kv(answer, info),
         "speculation": _speculation(answer),
         "fingerprint": fingerprint,
     }
-    if choices > 1:
+    if len(answer.choices) > 1:
         fields["choices"] = [
-            {
-                "text": texts.get(choice, ""),
-                "reasoning": answer.reasoning[choice],
-                "finish_reason": _reason(answer, choice),
-                **_end(answer, choice),
-            }
-            for choice in range(choices)
+            {"text": texts.get(number, ""), **_ending(choice)}
+            for number, choice in enumerate(answer.choices)
         ]
     return fields
 
@@ -61,15 +53,9 @@ def context_line(info: EngineInfo) -> str:
     return f"{name} · {info.backend} · context {context} tokens"
 
 
-def _reason(answer: ReceivedAnswer, choice: int) -> str:
-    return answer.reasons.get(choice, "cancelled")
-
-
-def _end(answer: ReceivedAnswer, choice: int) -> dict[str, Any]:
-    """Return the limit that ended the answer, and what it repeated. Null if neither ended it."""
-    end = answer.ends.get(choice)
-    if end is None:
-        return {"limit": None, "repetition": None}
+def _ending(choice: AnswerBuilder) -> dict[str, Any]:
+    """Return reasoning and end of a choice. `limit` and `repetition` are null if neither ended it."""
+    end = choice.finished or Finished(0, "cancelled")
     repetition: dict[str, Any] | None = None
     if end.repetition is not None:
         repetition = {
@@ -77,7 +63,12 @@ def _end(answer: ReceivedAnswer, choice: int) -> dict[str, Any]:
             "times": end.repetition.times,
             "characters": end.repetition.chars,
         }
-    return {"limit": end.limit or None, "repetition": repetition}
+    return {
+        "reasoning": choice.reasoning,
+        "finish_reason": end.reason,
+        "limit": end.limit or None,
+        "repetition": repetition,
+    }
 
 
 def _usage(answer: ReceivedAnswer) -> dict[str, int | str]:

@@ -6,7 +6,7 @@ This module does not import the history (sqlite): answer_record.py opens it whil
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -27,6 +27,8 @@ from localchat.engine.interface import Engine
 from localchat.engine.request import Messages, Prompt, TextPrompt
 from localchat.engine.stats_line import stats_line
 from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, LocalchatError
+from localchat.session.answer_builder import AnswerBuilder
+from localchat.session.view import HiddenView
 
 
 def answer(
@@ -89,7 +91,7 @@ class OneShot:
         self._engine = engine
         self._options = options
         self._conversation = conversation
-        self._answer = ReceivedAnswer()
+        self.answer = ReceivedAnswer()
 
     def run(self, documented: Question) -> int:
         """Ask, print the answer and return the exit code. Raises LocalchatError."""
@@ -98,7 +100,11 @@ class OneShot:
             parent=self._conversation.head,
             inclusions=documented.inclusions,
         )
-        answer = self._answer
+        answer = self.answer
+        answer.choices = tuple(
+            AnswerBuilder(self._conversation, HiddenView(), question.id, choice=number)
+            for number in range(self._settings.n)
+        )
         error: LocalchatError | None = None
         record: AnswerRecord | None = None
         # A raw prompt is not part of a conversation.
@@ -112,7 +118,7 @@ class OneShot:
             # Several choices share the machine, so their speed is not that of the model.
             done = answer.status.done if self._settings.n == 1 else None
             remember(self._setup, self._engine.info, done)
-            self._print_rest()
+            return self.print_rest()
         except ContextExceeded as problem:
             error = problem
             self._terminal.end_answer(empty=False)
@@ -124,15 +130,12 @@ class OneShot:
         finally:
             if record is not None:
                 record.finish(self._engine, error)
-        if answer.interrupted:
-            return ExitCode.INTERRUPTED
-        return ExitCode.OK
 
     def _receive(self, prompt: Prompt) -> None:
         """Send a prompt and receive the answer. Raises LocalchatError."""
         request = request_for(self._settings, prompt, self._options.grammar)
         request = owned(request, self._settings, self._conversation.id)
-        receive(self._engine.generate(request), self._display(), self._answer)
+        receive(self._engine.generate(request), self._display(), self.answer)
 
     def _receive_fitting(self) -> None:
         """Send the conversation and receive the answer. Raises LocalchatError.
@@ -186,8 +189,9 @@ class OneShot:
             print_text=not self._prints_whole,
             reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
             on_begin=begin,
-            is_enough=lambda text: (
-                stops_early and first_code_block(text, finished=False) is not None
+            is_enough=lambda: (
+                stops_early
+                and first_code_block(self.answer.choices[0].text, finished=False) is not None
             ),
         )
 
@@ -199,15 +203,18 @@ class OneShot:
         # A value with a format is data. A part of it must not reach a program that reads it.
         return has_choices or options.as_json or options.extract or options.grammar is not None
 
-    def _print_rest(self) -> None:
-        """Print everything that was not printed while the answer arrived."""
+    def print_rest(self, tool_calls: list[dict[str, Any]] | None = None) -> ExitCode:
+        """Print everything that was not printed while the answer arrived. Raises LocalchatError.
+
+        `tool_calls` become part of the JSON object.
+        """
         unfinished = self._unfinished()
         if unfinished and not self._options.as_json:
             self._print_partial()
             raise self._unfinished_error(unfinished)
         texts = self._texts()
         if self._options.as_json:
-            self._print_json(texts)
+            self._print_json(texts, tool_calls)
         else:
             self._print_texts(texts)
         # The error below says how a single answer ended.
@@ -216,46 +223,49 @@ class OneShot:
         self._print_stats()
         if unfinished:
             raise self._unfinished_error(unfinished)
-        ends = [self._answer.ends.get(choice) for choice in range(self._settings.n)]
-        if self._options.require_complete and any(map(ended_early, ends)):
+        if self._options.require_complete and any(
+            ended_early(choice.finished) for choice in self.answer.choices
+        ):
             raise AnswerCut(
                 "the answer is not complete", hint="without --require-complete this is not an error"
             )
+        if self.answer.interrupted:
+            return ExitCode.INTERRUPTED
+        return ExitCode.OK
 
-    def _print_json(self, texts: dict[int, str]) -> None:
-        fields = report(self._answer, self._engine.info(), self._settings.n, texts)
+    def _print_json(self, texts: dict[int, str], tool_calls: list[dict[str, Any]] | None) -> None:
+        fields = report(self.answer, self._engine.info(), texts)
+        if tool_calls is not None:
+            fields["tool_calls"] = tool_calls
         self._terminal.answer(msgspec.json.encode(fields).decode())
         self._terminal.end_answer()
 
     def _print_texts(self, texts: dict[int, str]) -> None:
-        answer = self._answer
-        if self._prints_whole and (texts or not answer.interrupted):
-            parts = [text.rstrip("\n") for _, text in sorted(texts.items())]
+        interrupted = self.answer.interrupted
+        parts = [text.rstrip("\n") for _, text in sorted(texts.items())]
+        if self._prints_whole and (texts or not interrupted):
             self._terminal.answer("\n---\n".join(parts))
-        self._terminal.end_answer(empty=not answer.interrupted)
+        self._terminal.end_answer(empty=not interrupted and not any(parts))
 
     def _print_stats(self) -> None:
         terminal = self._terminal
         wants_stats = self._settings.stats
-        done = self._answer.status.done
+        done = self.answer.status.done
         if wants_stats and done:
             terminal.print_line(stats_line(done))
             terminal.print_line(self._engine.info().why)
 
     def _texts(self) -> dict[int, str]:
         """Return the texts to print, by choice. Raises LocalchatError if `-x` finds no code block."""
-        answer = self._answer
         texts = {
-            choice: answer.texts[choice]
-            for choice in range(self._settings.n)
-            if choice in answer.texts
+            number: choice.text for number, choice in enumerate(self.answer.choices) if choice.text
         }
         if not self._options.extract:
             return texts
         blocks = {choice: first_code_block(text) for choice, text in texts.items()}
         code = {choice: block for choice, block in blocks.items() if block is not None}
-        if not code and not answer.interrupted:
-            text = answer.texts[0]
+        if not code and not self.answer.interrupted:
+            text = self.answer.choices[0].text
             raise LocalchatError(
                 "the answer contains no fenced code block",
                 hint=f"the answer was:\n{text}" if text else "the answer was empty",
@@ -271,14 +281,13 @@ class OneShot:
 
     def _unfinished(self) -> Finished | None:
         """Return the end of the first answer that is too incomplete to be data."""
-        for choice in range(self._settings.n):
-            end = self._answer.ends.get(choice)
+        for choice in self.answer.choices:
+            end = choice.finished
             if end is None or not ended_early(end):
                 continue
             if self._options.grammar is not None:
                 return end
-            text = self._answer.texts[choice]
-            if self._options.extract and first_code_block(text, finished=False) is None:
+            if self._options.extract and first_code_block(choice.text, finished=False) is None:
                 return end
         return None
 
@@ -301,24 +310,28 @@ class OneShot:
 
     def _limits(self) -> tuple[int, int]:
         """Return the token limit of the answer, and the context in tokens."""
-        accepted = self._answer.accepted
-        return accepted.max_tokens if accepted else 0, self._engine.info().context_tokens
+        max_tokens = 0
+        if self.answer.accepted is not None:
+            max_tokens = self.answer.accepted.max_tokens
+        elif self.answer.status.done is not None:  # a session with tools received the answer
+            max_tokens = self.answer.status.done.usage.completion_tokens
+        return max_tokens, self._engine.info().context_tokens
 
     def _print_partial(self) -> None:
         """Print incomplete data to stderr, so that no program reads it from stdout."""
-        for choice in range(self._settings.n):
-            if text := self._answer.texts[choice].rstrip():
+        for choice in self.answer.choices:
+            if text := choice.text.rstrip():
                 self._terminal.print_line(text, dim=True)
 
     def _report_ends(self) -> None:
         """Report on stderr which answers were cut off, and what to do."""
-        for choice in range(self._settings.n):
-            end = self._answer.ends.get(choice)
+        for number, choice in enumerate(self.answer.choices):
+            end = choice.finished
             if end is None or not ended_early(end):
                 continue
             # An engine that still reads its model answers late.
             max_tokens, context = self._limits()
-            name = "answer" if self._settings.n == 1 else f"answer {choice + 1}"
+            name = "answer" if self._settings.n == 1 else f"answer {number + 1}"
             sentence = end_sentence(end, max_tokens, context, what=name)
             advice = end_advice(end, max_tokens, context)
             self._terminal.print_line(f"localchat: {sentence} {advice}")

@@ -1,7 +1,6 @@
 """Print the events of one request as they arrive, and collect the answer."""
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,8 +8,7 @@ from localchat.cli.signals import immediate
 from localchat.cli.streams import Terminal
 from localchat.engine.events import (
     Accepted,
-    Finished,
-    FinishReason,
+    Event,
     Loading,
     Prefill,
     Queued,
@@ -19,18 +17,16 @@ from localchat.engine.events import (
     ToolCall,
 )
 from localchat.engine.stream import Stream
+from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.engine_status import EngineStatus
 from localchat.session.progress import progress_words
 
 
 @dataclass(slots=True)
 class ReceivedAnswer:
-    """Answer to a request so far. Texts and reasoning are stored by choice."""
+    """Answer to a request so far."""
 
-    texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
-    reasoning: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
-    reasons: dict[int, FinishReason] = field(default_factory=dict)
-    ends: dict[int, Finished] = field(default_factory=dict)
+    choices: tuple[AnswerBuilder, ...] = ()
     accepted: Accepted | None = None
     status: EngineStatus = field(default_factory=EngineStatus)
     """Progress and metrics of the request."""
@@ -48,7 +44,7 @@ class AnswerDisplay:
     """Print the reasoning to stderr."""
     on_begin: Callable[[], None] = lambda: None
     """Called once before the first text, when the engine is loaded."""
-    is_enough: Callable[[str], bool] = lambda text: False
+    is_enough: Callable[[], bool] = lambda: False
     """Returns True if the text so far suffices, which ends the answer early."""
 
 
@@ -78,7 +74,7 @@ def receive(stream: Stream, display: AnswerDisplay, answer: ReceivedAnswer) -> N
                     case Queued() | Loading() | Prefill() if has_progress:
                         display.terminal.progress(progress_words(status, time.monotonic()))
                 _collect(answer, event, display)
-                if isinstance(event, Text) and display.is_enough(answer.texts[0]):
+                if isinstance(event, Text) and display.is_enough():
                     break
     except KeyboardInterrupt:
         answer.interrupted = True
@@ -86,20 +82,15 @@ def receive(stream: Stream, display: AnswerDisplay, answer: ReceivedAnswer) -> N
         display.terminal.progress("")
 
 
-def _collect(answer: ReceivedAnswer, event: object, display: AnswerDisplay) -> None:
+def _collect(answer: ReceivedAnswer, event: Event, display: AnswerDisplay) -> None:
+    for choice in answer.choices:
+        choice.take(event)
     match event:
-        case Text(choice=choice, text=text):
-            answer.texts[choice] += text
-            if display.print_text and choice == 0:
-                display.terminal.answer(text)
-        case Reasoning(choice=choice, text=text):
-            answer.reasoning[choice] += text
-            if display.reasoning and choice == 0:
-                display.terminal.reasoning(text)
-        case Finished(choice=choice, reason=reason):
-            answer.reasons[choice] = reason
-            answer.ends[choice] = event
+        case Text(choice=0, text=text) if display.print_text:
+            display.terminal.answer(text)
+        case Reasoning(choice=0, text=text) if display.reasoning:
+            display.terminal.reasoning(text)
         case Accepted():
             answer.accepted = event
         case _:
-            pass  # the status has the rest; a prompt asks for no tool calls or prompt logprobs
+            pass  # the choices and the status have the rest

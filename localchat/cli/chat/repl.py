@@ -273,7 +273,6 @@ class Repl:
         view.attach(self._session)
         self._session.tools.consent = consent
         self._session.tools.allowed = allowed
-        self._print_text = print_text
         self._asked = NO_QUESTION
         """The last question, with its attachments."""
         self._runner = CommandRunner(self._session, "line")
@@ -364,14 +363,9 @@ class Repl:
         self._report(outcome, text, is_first=is_first)
 
     def ask_once(self, question: Question) -> Outcome:
-        """Ask one question, and print everything but an error."""
+        """Ask one question, and print what arrives. The caller prints how the answer ended."""
         outcome = self._call(self._session.ask(*question))
-        text = outcome.node.message.content if outcome.node is not None else ""
-        if self._print_text:
-            self._terminal.end_answer(empty=outcome.end == "complete" and not text)
-        if outcome.end == "complete":
-            self._print_early_end(outcome.node)
-            self._print_stats()
+        self._terminal.end_answer(empty=False)
         self._report_history(self._session.recorder.trouble)
         return outcome
 

@@ -5,21 +5,22 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from localchat import gc_control
-from localchat.chat.answer_end import ended_early
-from localchat.chat.conversation import Conversation, Node, Question
+from localchat.chat.conversation import Conversation, Question
 from localchat.cli.chat.ask_options import AskOptions
 from localchat.cli.chat.conversation_options import open_to_record
-from localchat.cli.chat.json_report import report
-from localchat.cli.chat.one_shot import first_code_block, with_documents
+from localchat.cli.chat.one_shot import OneShot, with_documents
 from localchat.cli.chat.render_answer import ReceivedAnswer
 from localchat.cli.chat.repl import Repl
 from localchat.cli.chat.terminal_consent import open_consent
 from localchat.cli.resolve import Setup, opened_engine
 from localchat.cli.signals import deferred, terminate_gracefully
 from localchat.config.settings_file import read_settings
-from localchat.engine.interface import EngineInfo
-from localchat.errors import AnswerCut, ExitCode, LocalchatError, UsageError
+from localchat.engine.events import Finished
+from localchat.errors import UsageError
 from localchat.history.store import History
+from localchat.session.answer_builder import AnswerBuilder
+from localchat.session.outcome import Outcome
+from localchat.session.view import HiddenView
 from localchat.tools.toolset import parse_groups
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def answer_with_tools(
     history = open_to_record(setup.paths, setup.terminal, enabled=setup.settings.history)
     if history is None:
         history = History.open(None)
-    prints_whole = options.as_json or options.extract
     with history, terminate_gracefully(), opened_engine(setup) as engine:
         gc_control.resume_gc()
         with deferred():
@@ -58,27 +58,35 @@ def answer_with_tools(
                 engine,
                 history,
                 conversation,
-                print_text=not prints_whole,
+                print_text=not (options.as_json or options.extract),
                 consent=consent,
                 allowed=READ_ONLY if options.yes else frozenset(),
             )
             try:
                 outcome = repl.ask_once(question)
+                if outcome.error is not None:
+                    raise outcome.error
+                one_shot = OneShot(setup, engine, options, conversation)
+                _receive(one_shot.answer, outcome, conversation)
+                calls = []
+                if outcome.node is not None:
+                    calls = _calls(conversation)
                 # Before the end of the block, because an attached engine knows nothing once it is closed.
-                info = engine.info()
+                return one_shot.print_rest(calls)
             finally:
                 repl.close()
-    if outcome.error is not None:
-        raise outcome.error
-    if outcome.node is not None and prints_whole:
-        _print(setup, options, conversation, outcome.node, info)
-    if outcome.end == "stopped":
-        return ExitCode.INTERRUPTED
-    if options.require_complete and outcome.node and ended_early(outcome.node.end):
-        raise AnswerCut(
-            "the answer is not complete", hint="without --require-complete this is not an error"
-        )
-    return ExitCode.OK
+
+
+def _receive(answer: ReceivedAnswer, outcome: Outcome, conversation: Conversation) -> None:
+    """Store the last answer of the session, to print it like an answer without tools."""
+    choice = AnswerBuilder(conversation, HiddenView(), conversation.head or "", outcome.node)
+    answer.choices = (choice,)
+    answer.interrupted = outcome.end == "stopped"
+    node = outcome.node
+    if node is not None and outcome.end == "complete":
+        choice.take(node.end or Finished(0, "stop"))
+    if node is not None and node.metrics is not None:
+        answer.status.done = node.metrics.done
 
 
 def _check(setup: Setup, options: AskOptions) -> None:
@@ -93,33 +101,6 @@ def _check(setup: Setup, options: AskOptions) -> None:
     for flag, is_given in flags.items():
         if is_given:
             raise UsageError(f"{flag} cannot be combined with tools", hint="--tools off")
-
-
-def _print(
-    setup: Setup, options: AskOptions, conversation: Conversation, node: Node, info: EngineInfo
-) -> None:
-    text = node.message.content
-    if options.extract:
-        code = first_code_block(text)
-        if code is None:
-            raise LocalchatError(
-                "the answer contains no fenced code block", hint=f"the answer was:\n{text}"
-            )
-        text = code
-    if options.as_json:
-        answer = ReceivedAnswer()
-        answer.reasoning[0] = node.message.reasoning
-        answer.reasons[0] = "stop"
-        if node.end is not None:
-            answer.reasons[0] = node.end.reason
-            answer.ends[0] = node.end
-        if node.metrics is not None:
-            answer.status.done = node.metrics.done
-        fields = report(answer, info, 1, {0: text})
-        fields["tool_calls"] = _calls(conversation)
-        text = msgspec.json.encode(fields).decode()
-    setup.terminal.answer(text)
-    setup.terminal.end_answer()
 
 
 def _calls(conversation: Conversation) -> list[dict[str, Any]]:

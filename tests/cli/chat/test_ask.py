@@ -13,7 +13,7 @@ import pytest
 from localchat.cli.chat import ask, render_answer
 from localchat.cli.chat.render_answer import AnswerDisplay, ReceivedAnswer
 from localchat.config.paths import find_paths
-from localchat.engine.events import MetricsSnapshot
+from localchat.engine.events import Event, MetricsSnapshot
 from localchat.errors import (
     DoesNotFit,
     EngineDied,
@@ -309,7 +309,7 @@ def test_json_of_an_interrupted_answer_says_cancelled_and_what_is_known(
 ) -> None:
     collect = render_answer._collect
 
-    def interrupting(answer: ReceivedAnswer, event: object, display: AnswerDisplay) -> None:
+    def interrupting(answer: ReceivedAnswer, event: Event, display: AnswerDisplay) -> None:
         if isinstance(event, MetricsSnapshot):
             raise KeyboardInterrupt
         collect(answer, event, display)

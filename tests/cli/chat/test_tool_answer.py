@@ -59,6 +59,23 @@ def test_json_has_the_calls_with_their_results(call: Call, folder: Path) -> None
     assert first["result"].startswith("alpha")
 
 
+def test_a_code_block_that_was_cut_is_an_error_with_tools_too(call: Call, folder: Path) -> None:
+    cut = (*BEGIN, Text(0, "```\nhalf"), Finished(0, "length", limit="max_tokens"), DONE)
+    outcome = call(cut, "--tools", "read", "--root", folder, "--yes", "-x", "look")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "The code block was not complete after" in outcome.err
+
+
+def test_stats_and_a_limit_are_reported_once_with_tools(call: Call, folder: Path) -> None:
+    cut = (*BEGIN, Text(0, "half"), Finished(0, "length", limit="max_tokens"), DONE)
+    flags = ("--tools", "read", "--root", folder, "--yes", "--stats")
+    outcome = call(cut, *flags, "--require-complete", "look")
+    assert (outcome.code, outcome.out) == (7, "half\n")
+    assert outcome.err.count("The answer was cut at") == 1
+    assert outcome.err.count("tok/s") == call(cut, "--stats", "look").err.count("tok/s")
+    assert "the answer is not complete" in outcome.err
+
+
 def test_a_pipe_never_consents(call: Call, folder: Path) -> None:
     flags = ("--tools", "read,edit", "--root", folder)
     outcome = call(LOOKS, *flags, "look", stdin=b"y\ny\ny\n")
