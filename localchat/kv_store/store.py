@@ -250,16 +250,17 @@ class Namespace:
         self.model = model
         self.folder = store.folder / digest.hexdigest()
         self.about_written = False
-        self._tree = EntryTree(self.folder)
+        self.tree = EntryTree(self.folder)
+        """Entries that are stored or being written. Only the methods change them."""
 
     def find(self, salt: str, ids: TokenIds32, usable: Usable | None = None) -> Match:
         """Return the entries with the longest prefix of a text. usable: filters entries that are states."""
-        return self._tree.longest(root_key(self._description, salt), ids, usable)
+        return self.tree.longest(root_key(self._description, salt), ids, usable)
 
     def covered(self, salt: str, ids: TokenIds32) -> tuple[int, bytes]:
         """Return the length of a text's stored prefix, and the key of its last entry."""
         root = root_key(self._description, salt)
-        match = self._tree.covering(root, ids)
+        match = self.tree.covering(root, ids)
         return match.tokens, match.entries[-1].key if match.entries else root
 
     def root(self, salt: str) -> bytes:
@@ -268,7 +269,7 @@ class Namespace:
 
     def whole_prefixes(self, salt: str, ids: TokenIds32) -> tuple[Entry, ...]:
         """Return the states of prefixes of a text."""
-        return self._tree.covering(self.root(salt), ids).entries
+        return self.tree.covering(self.root(salt), ids).entries
 
     def read(self, match: Match) -> ReadBack:
         """Read the entries that `find` returned. Stop at a missing or damaged one, and discard it."""
@@ -303,29 +304,6 @@ class Namespace:
             self.own(owner, entry.key)
         return payload
 
-    def has(self, parent: bytes, key: bytes, *, exact: bool = False) -> bool:
-        """Return whether an entry is stored or being written.
-
-        exact: only one with the bits of a fresh computation counts.
-        """
-        return self._tree.has(parent, key, exact=exact)
-
-    def chain(
-        self,
-        parent: bytes,
-        start: int,
-        ids: TokenIds32,
-        size: int,
-        payload_bytes: int,
-        *,
-        exact: bool = False,
-    ) -> list[Entry]:
-        """Return the entries of `size` tokens that continue `parent` like a text from `start` on.
-
-        exact: see `has`.
-        """
-        return self._tree.chain(parent, start, ids, size, payload_bytes, exact=exact)
-
     def read_into(self, entry: Entry, out: memoryview) -> bytes | None:
         """Read an entry, and return the checksum that the caller must verify.
 
@@ -339,7 +317,7 @@ class Namespace:
 
     def discard(self, entry: Entry) -> None:
         """Delete a damaged entry."""
-        self._tree.remove(entry)
+        self.tree.remove(entry)
         self._unlink(entry)
 
     def touch(self, entries: Sequence[Entry]) -> None:
@@ -370,16 +348,16 @@ class Namespace:
         """
         size = sum(len(piece) for piece in payload)
         entry = make_entry(parent, start, ids.copy(), size, earliest, exact=exact)
-        self._tree.add(entry)
+        self.tree.add(entry)
 
         def write() -> None:
-            before_ns = self._tree.changed_ns()
+            before_ns = self.tree.changed_ns()
             evictions = self._store.evictions
             ok = self._store.write(self, entry, payload)
             if ok and exact:
                 self._unlink(entry._replace(exact=False))
             alone = evictions == self._store.evictions
-            self._tree.written(entry, ok=ok, alone_since_ns=before_ns if alone else -2)
+            self.tree.written(entry, ok=ok, alone_since_ns=before_ns if alone else -2)
             then()
             if ok:
                 self._own(owner, entry.key)
@@ -400,7 +378,7 @@ class Namespace:
     def supersede(self, entries: Iterable[Entry]) -> None:
         """Delete entries in the background."""
         for entry in entries:
-            self._tree.remove(entry)
+            self.tree.remove(entry)
             self._store.writer.put(partial(self._unlink, entry), 0)
 
     def _unlink(self, entry: Entry) -> None:

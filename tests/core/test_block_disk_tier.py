@@ -199,7 +199,7 @@ def test_a_damaged_block_is_computed_again_and_the_events_say_so(tmp_path: Path,
     bench = started(tmp_path)
     if harm == "gone":
         assert bench.disk_tier is not None
-        bench.disk_tier._namespace._tree._refresh()
+        bench.disk_tier._namespace.tree._refresh()
         path.unlink()
     id_ = bench.ask(request([*tokens, 65]))
     bench.run_until_idle()
@@ -405,7 +405,7 @@ def test_a_prompt_of_another_salt_looks_up_as_much_as_one_that_nobody_knows(tmp_
         tier = bench.disk_tier
         assert tier is not None
         reads: list[object] = []
-        tier._namespace._tree.has = lambda *key, seen=reads, **_: bool(seen.append(key))  # type: ignore
+        tier._namespace.tree.has = lambda *key, seen=reads, **_: bool(seen.append(key))  # type: ignore
         bench.say(request(text, salt="b"))
         assert not [op for plan in bench.runner.steps for op in plan.memory if "Load" in repr(op)]
         looked[name] = reads

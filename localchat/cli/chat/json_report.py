@@ -3,7 +3,7 @@
 from typing import Any
 
 from localchat.cli.chat.render_answer import ReceivedAnswer
-from localchat.engine.events import Finished, MetricsSnapshot, Timings
+from localchat.engine.events import Finished, Timings
 from localchat.engine.interface import EngineInfo
 from localchat.session.answer_builder import AnswerBuilder
 
@@ -107,18 +107,13 @@ def _kv(answer: ReceivedAnswer, info: EngineInfo) -> dict[str, int]:
 
 def _speculation(answer: ReceivedAnswer) -> dict[str, float | str | None]:
     """Return the results of drafting, named as in localchat/metrics.py."""
-    if answer.status.done is not None:
-        speculation = answer.status.done.speculation
-        return {
-            "drafted": speculation.drafted,
-            "accepted": speculation.accepted,
-            "speedup": speculation.speedup,
-            "speculation_off": speculation.off,
-        }
-    metrics = answer.status.metrics or MetricsSnapshot("queued")
-    return {
-        "drafted": metrics.drafted,
-        "accepted": metrics.accepted,
-        "speedup": None,
-        "speculation_off": metrics.speculation_off,
-    }
+    status = answer.status
+    accepted, drafted = status.drafts
+    speedup = None
+    off = ""
+    if status.done is not None:
+        speedup = status.done.speculation.speedup
+        off = status.done.speculation.off
+    elif status.metrics is not None:
+        off = status.metrics.speculation_off
+    return {"drafted": drafted, "accepted": accepted, "speedup": speedup, "speculation_off": off}

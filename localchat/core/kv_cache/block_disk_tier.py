@@ -117,7 +117,7 @@ class BlockDiskTier(DiskTier):
             return None
         ids = np.asarray(tokens, np.int32)[:-1]
         size = self._size
-        entries = self._namespace.chain(
+        entries = self._namespace.tree.chain(
             parent, first * size, ids, size, self._block_bytes, exact=exact
         )
         if exact and not request_state.media:
@@ -284,7 +284,7 @@ class BlockDiskTier(DiskTier):
         first = None
         node = tip
         while node.parent is not None and node.end > done:
-            if not self._namespace.has(node.parent.digest, node.digest, exact=node.exact):
+            if not self._namespace.tree.has(node.parent.digest, node.digest, exact=node.exact):
                 first = node
             node = node.parent
         return first
