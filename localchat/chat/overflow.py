@@ -16,7 +16,7 @@ from localchat.chat.prompt_messages import Exchange, as_sent, exchanges, left_ou
 from localchat.chat.prompt_steps import prompt_steps
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
-from localchat.errors import ContextExceeded, UsageError
+from localchat.errors import ContextExceeded, LocalchatError, UsageError
 from localchat.fit.steps import StepName
 from localchat.units import counted, tokens
 
@@ -268,7 +268,7 @@ def longer_context(prompt_tokens: int, info: EngineInfo) -> OverflowChoice | Non
     return None
 
 
-def leave_out_by_policy(
+def leave_out_again(
     conversation: Conversation,
     engine: Engine,
     refusal: ContextExceeded,
@@ -276,16 +276,20 @@ def leave_out_by_policy(
     max_tokens: int | None = None,
     thinking: ReasoningChoice = "auto",
 ) -> LeaveOutPlan | None:
-    """Plan again if the policy leaves out the oldest messages. Otherwise return None.
+    """Leave out more of the oldest messages if the policy allows it, and return the plan.
 
-    Also returns None if no plan helps. The context in `refusal` overrides that of the engine's `info`. Raises
-    LocalchatError if the engine cannot count.
+    Returns None if that does not help, or if the engine cannot count tokens. Report the refusal then. The
+    context in `refusal` overrides that of the engine's `info`.
     """
     if conversation.policy.kind != "leave_out_oldest":
         return None
-    context = _context_of(refusal) or engine.info().context_tokens
-    search = LeaveOutSearch(conversation, counter(engine), thinking)
-    plan = search.plan(context - reserve_tokens(context, max_tokens))
+    try:
+        context = _context_of(refusal) or engine.info().context_tokens
+        search = LeaveOutSearch(conversation, counter(engine), thinking)
+        plan = search.plan(context - reserve_tokens(context, max_tokens))
+    except LocalchatError:
+        return None
     if plan is None or not plan.nodes:
         return None
+    leave_out(conversation, plan)
     return plan

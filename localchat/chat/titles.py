@@ -16,7 +16,8 @@ def title_for(conversation: Conversation) -> str:
     """
     if conversation.title:
         return conversation.title
-    for node in conversation.nodes.values():
+    # A copy, because another thread may add the answer meanwhile.
+    for node in list(conversation.nodes.values()):
         if node.message.role == "user":
             return title_of(_typed_text(node)) or title_of(_labels(node))
     return ""

@@ -455,9 +455,9 @@ class ChatSession:
         """Answer a message, and leave out older ones if the policy allows that."""
         outcome = await self._attempt(parent, continued)
         if outcome.end == "too_long":
-            from localchat.session.too_long import leave_out_again
+            from localchat.session.too_long import make_room_by_policy
 
-            if await leave_out_again(self, outcome.error):
+            if await make_room_by_policy(self, outcome.error):
                 outcome = await self._attempt(parent, continued)
         return outcome
 

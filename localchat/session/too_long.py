@@ -12,7 +12,7 @@ from localchat.chat.overflow import (
     counter,
     examine,
     leave_out,
-    leave_out_by_policy,
+    leave_out_again,
 )
 from localchat.errors import ContextExceeded, LocalchatError, UsageError
 from localchat.session.blocks import OVERFLOW_PREFIX, Offer
@@ -54,25 +54,24 @@ def _show_choices(session: Session, overflow: Overflow) -> None:
     session.notice(overflow.notice, "warning", offers, NOTICE_ID)
 
 
-async def leave_out_again(session: Session, problem: LocalchatError | None) -> bool:
+async def make_room_by_policy(session: Session, problem: LocalchatError | None) -> bool:
     """Leave out the oldest messages if the user chose that before. Return False if it does not help."""
     assert isinstance(problem, ContextExceeded)
     settings = session.setup.settings
     try:
         engine = await session.engine()
-        plan = await asyncio.to_thread(
-            leave_out_by_policy,
-            session.conversation,
-            engine,
-            problem,
-            max_tokens=settings.max_tokens,
-            thinking=settings.think,
-        )
     except LocalchatError:
         return False  # The notice that follows shows the error.
+    plan = await asyncio.to_thread(
+        leave_out_again,
+        session.conversation,
+        engine,
+        problem,
+        max_tokens=settings.max_tokens,
+        thinking=settings.think,
+    )
     if plan is None:
         return False
-    leave_out(session.conversation, plan)
     session.recorder.changed()
     session.show()
     return True

@@ -5,7 +5,6 @@ This module does not import the history (sqlite): answer_record.py opens it whil
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +12,7 @@ import msgspec
 from localchat import gc_control
 from localchat.chat.answer_end import end_advice, end_sentence, ended_early
 from localchat.chat.conversation import Conversation, Question
-from localchat.chat.overflow import leave_out, leave_out_by_policy, unsent_sentence
+from localchat.chat.overflow import leave_out_again, unsent_sentence
 from localchat.chat.prompt_messages import sent_messages
 from localchat.cli.chat.answer_record import AnswerRecord
 from localchat.cli.chat.ask_options import AskOptions
@@ -146,18 +145,15 @@ class OneShot:
             self._receive(self._messages())
             return
         except ContextExceeded as refusal:
-            cut = None
-            with suppress(LocalchatError):  # the engine cannot count tokens, so report its refusal
-                cut = leave_out_by_policy(
-                    self._conversation,
-                    self._engine,
-                    refusal,
-                    max_tokens=self._settings.max_tokens,
-                    thinking=self._settings.think,
-                )
+            cut = leave_out_again(
+                self._conversation,
+                self._engine,
+                refusal,
+                max_tokens=self._settings.max_tokens,
+                thinking=self._settings.think,
+            )
             if cut is None:
                 raise
-        leave_out(self._conversation, cut)
         sentence = unsent_sentence(cut.messages, cut.tokens)
         self._terminal.print_line(f"localchat: {sentence}", dim=True)
         self._receive(self._messages())
