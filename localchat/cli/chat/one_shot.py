@@ -309,7 +309,9 @@ class OneShot:
         max_tokens = 0
         if self.answer.accepted is not None:
             max_tokens = self.answer.accepted.max_tokens
-        elif self.answer.status.done is not None:  # a session with tools received the answer
+        elif self._settings.max_tokens is not None:  # a session with tools received the answer
+            max_tokens = self._settings.max_tokens
+        elif self.answer.status.done is not None:
             max_tokens = self.answer.status.done.usage.completion_tokens
         return max_tokens, self._engine.info().context_tokens
 

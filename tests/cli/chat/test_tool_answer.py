@@ -68,10 +68,10 @@ def test_a_code_block_that_was_cut_is_an_error_with_tools_too(call: Call, folder
 
 def test_stats_and_a_limit_are_reported_once_with_tools(call: Call, folder: Path) -> None:
     cut = (*BEGIN, Text(0, "half"), Finished(0, "length", limit="max_tokens"), DONE)
-    flags = ("--tools", "read", "--root", folder, "--yes", "--stats")
+    flags = ("--tools", "read", "--root", folder, "--yes", "--stats", "--max-tokens", "60")
     outcome = call(cut, *flags, "--require-complete", "look")
     assert (outcome.code, outcome.out) == (7, "half\n")
-    assert outcome.err.count("The answer was cut at") == 1
+    assert outcome.err.count("The answer was cut at 60 tokens (--max-tokens 60)") == 1
     assert outcome.err.count("tok/s") == call(cut, "--stats", "look").err.count("tok/s")
     assert "the answer is not complete" in outcome.err
 
