@@ -63,6 +63,23 @@ def test_stop_token_and_stop_string_end_an_answer(port: int) -> None:
     assert text(chat(port, question, stop=[word], include_stop_str_in_output=True)).endswith(word)
 
 
+def test_prompt_is_scored_without_an_answer(port: int) -> None:
+    prompts = ["The capital of France is Paris", "The capital of France is Lyon"]
+    fields = {"echo": True, "logprobs": 1, "temperature": 0}
+    reply = post(port, "/v1/completions", prompt=prompts, max_tokens=0, **fields).json
+    assert reply["usage"]["completion_tokens"] == 0
+    scores = []
+    for prompt, choice in zip(prompts, reply["choices"], strict=True):
+        assert (choice["text"], choice["finish_reason"]) == (prompt, "length")
+        first, *others = choice["logprobs"]["token_logprobs"]
+        assert first is None
+        scores.append(sum(others))
+        longer = post(port, "/v1/completions", prompt=prompt, max_tokens=1, **fields).json
+        logprobs = longer["choices"][0]["logprobs"]["token_logprobs"]
+        assert logprobs[:-1] == [None, *(pytest.approx(value, abs=0.05) for value in others)]
+    assert scores[0] > scores[1]
+
+
 def test_banned_word_does_not_occur(port: int) -> None:
     first = text(chat(port)).split()[0].strip(",.!")
     assert first not in text(chat(port, bad_words=[first]))

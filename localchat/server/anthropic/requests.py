@@ -51,7 +51,9 @@ def as_chat(body: MessagesBody, media: MediaReader) -> ChatRequest:
         stop=body.stop_sequences,
         seed=body.seed,
     )
-    return replace(chat, fields=fields, max_tokens={"max_tokens": body.max_tokens})
+    max_tokens = {"max_tokens": body.max_tokens}
+    # 0 fills the cache before the first question, as in Anthropic's API.
+    return replace(chat, fields=fields, max_tokens=max_tokens, min_answer_tokens=0)
 
 
 def prompt_as_chat(body: CountTokensBody, media: MediaReader) -> ChatRequest:

@@ -225,7 +225,9 @@ def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, minimum
     """
     for name, tokens in requested.items():
         if tokens < minimum and tokens != -1:
-            raise bad_request(f"The field {name!r} must be positive; got {tokens}.", param=name)
+            raise bad_request(
+                f"The field {name!r} must be at least {minimum}; got {tokens}.", param=name
+            )
     return min([limits.answer_tokens, *(tokens for tokens in requested.values() if tokens >= 0)])
 
 

@@ -47,6 +47,8 @@ class ChatRequest:
     """Limits of the reasoning in tokens. The smallest integer counts, and one below 0 lifts the limit."""
     max_tokens: Mapping[str, int | None] = field(default_factory=dict)
     """Requested length of the answer by field name."""
+    min_answer_tokens: int = 1
+    """Smallest length that the client may request. 0 allows a request that only fills the cache."""
     logprobs: bool = False
     """Report the log probability of each token."""
     top_logprobs: int | None = None
@@ -62,8 +64,6 @@ def engine_request(chat: ChatRequest, limits: ServerLimits, client: Client) -> G
     if chat.top_logprobs and not chat.logprobs:
         raise bad_request("The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     max_tokens = {name: value for name, value in chat.max_tokens.items() if value is not None}
-    # llama.cpp's editors send 0 to fill the cache before the user has asked.
-    minimum = 0 if max_tokens.get("n_predict") == 0 else 1
     logprobs = None
     if chat.logprobs:
         logprobs = checked_logprobs(chat.top_logprobs or 0, "top_logprobs")
@@ -72,7 +72,7 @@ def engine_request(chat: ChatRequest, limits: ServerLimits, client: Client) -> G
         conversation(chat, limits),
         limits,
         client=client,
-        max_tokens=answer_tokens(max_tokens, limits, minimum=minimum),
+        max_tokens=answer_tokens(max_tokens, limits, minimum=chat.min_answer_tokens),
         logprobs=logprobs,
         format_field=chat.format_field,
     )

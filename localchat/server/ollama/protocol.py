@@ -24,7 +24,7 @@ class OllamaOptions(TokenFields, frozen=True):
 
     seed: int | None = None
     num_predict: int | None = None
-    """Length of the answer in tokens. Below 0 means no limit."""
+    """Length of the answer in tokens. 0 and below mean no limit."""
     stop: str | list[str] | None = None
     num_ctx: int | None = None
     """Requested context in tokens. The model is loaded with the longest that fits; a header reports a shorter

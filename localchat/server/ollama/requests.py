@@ -97,7 +97,7 @@ def as_generation(
         prompt,
         limits,
         client=client,
-        max_tokens=answer_tokens(requested, limits, minimum=0),
+        max_tokens=answer_tokens(requested, limits, minimum=1),
         logprobs=logprobs,
         priority=INFILL_PRIORITY if body.suffix else CHAT_PRIORITY,
         format_field=chat.format_field,
@@ -158,7 +158,8 @@ def _chat_options(body: AnswerBody) -> ChatRequest:
     """Translate the fields that chats and prompts share."""
     options = body.options or OllamaOptions()
     limit = options.num_predict
-    if limit is not None and limit < 0:
+    # In Ollama, 0 means no limit as well.
+    if limit is not None and limit <= 0:
         limit = None
     shared = {name: getattr(options, name) for name in TokenFields.__struct_fields__}
     fields = GenerationFields(

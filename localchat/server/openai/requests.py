@@ -66,6 +66,8 @@ def as_chat(body: ChatBody, media: MediaReader) -> ChatRequest:
             "max_completion_tokens": body.max_completion_tokens,
             "n_predict": body.n_predict,
         },
+        # llama.cpp's editors send 0 to fill the cache before the user has asked.
+        min_answer_tokens=0 if body.n_predict == 0 else 1,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs,
         continue_last=_continues_last(body),
@@ -188,7 +190,7 @@ def completion_requests(
         {name: value for name, value in requested.items() if value is not None}
         or {"max_tokens": _COMPLETION_TOKENS},
         limits,
-        minimum=0 if body.echo else 1,
+        minimum=0,
     )
     logprobs = None if body.logprobs is None else checked_logprobs(body.logprobs, "logprobs")
     prompts = _prompts(body, limits)

@@ -324,6 +324,14 @@ def test_sampling_and_form_are_handed_on(stage: Stage) -> None:
     assert asked.grammar is not None and asked.grammar.kind == "json_schema"
 
 
+def test_a_length_of_zero_only_fills_the_cache(stage: Stage) -> None:
+    word = stage.plays("warm", Finished(0, "length"))
+    reply = message(stage, word, max_tokens=0).json
+    assert stage.last.max_tokens == 0
+    assert reply["content"] == [{"type": "text", "text": ""}]
+    assert reply["stop_reason"] == "max_tokens"
+
+
 def test_a_seed_is_handed_on(stage: Stage) -> None:
     message(stage, stage.plays("seeded", Text(0, "x"), Finished(0, "stop")), seed=7)
     assert stage.engine.requests[-1].sampling.seed == 7

@@ -24,7 +24,7 @@ TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object
     ("fields", "said"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "judge"),
@@ -145,7 +145,7 @@ def test_these_requests_are_counted_in_the_figures(stage: Stage) -> None:
 
     before = finished(ask(stage, "/metrics").body.decode())
     message(stage)
-    message(stage, max_tokens=0)
+    message(stage, max_tokens=-2)
     page = ask(stage, "/metrics").body.decode()
     assert finished(page) == before + 1
     assert 'localchat_errors_total{code="unsupported_value",status="400"}' in page

@@ -17,7 +17,7 @@ from localchat.engine.request import (
 )
 from localchat.errors import EngineDied
 from localchat.pool.entry import NEVER
-from localchat.server.config import ServerConfig
+from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.leases import AsyncLease
 from localchat.server.ollama.requests import keep_alive_s
 from tests.support.http_server import NAME, Reply, Stage, Wire, ask, running, serving
@@ -99,6 +99,18 @@ def test_options_reach_the_engine(stage: Stage, options: Any, sampling: Sampling
     expected = Sampling(**options) if sampling is None else sampling
     assert stage.last.sampling == expected
     assert (stage.last.max_tokens, stage.last.stop) == (9, ("x",))
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("length", [0, -1, -2])
+def test_a_length_of_zero_or_less_is_no_limit(
+    stage: Stage, path: str, raw: bool, length: int
+) -> None:
+    body = {"model": NAME, "options": {"num_predict": length}, "prompt": "hi", "raw": raw}
+    messages = [{"role": "user", "content": "hi"}]
+    assert ask(stage, path, {**body, "messages": messages}).status == 200
+    assert stage.last.max_tokens == ServerLimits().answer_tokens
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,8 @@ def test_a_field_reaches_the_engine(stage: Stage, fields: Any, asked: dict[str, 
         ({"max_tokens": 5}, 5),
         ({"n_predict": 7}, 7),
         ({"max_tokens": -1}, LONGEST),
+        ({"max_tokens": 0}, 0),
+        ({"max_tokens": 0, "echo": True, "logprobs": 1}, 0),
         ({"suffix": "x"}, 16),
     ],
 )
