@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localchat.backend_api.interface import Tokenizer
+from localchat.core.structured_output.endless_schema import is_endless
 from localchat.core.structured_output.json_schema import close_objects
 from localchat.core.structured_output.length_guard import LengthGuard
 from localchat.core.structured_output.matcher import GrammarMatcher, first_line
@@ -196,6 +197,7 @@ def grammar_spec(grammar: Grammar) -> GrammarSpec:
             entry: dict[str, Any] = {"json_schema": {"type": "object", "x-guidance": _STYLE}}
         case "json_schema":
             relaxed = relax(parse_schema(grammar.source, name), grammar.field)
+            check_end(relaxed.schema, name, grammar.field)
             entry = {"json_schema": with_style(relaxed.schema)}
             dropped = relaxed.dropped
         case "lark":
@@ -275,6 +277,16 @@ def check_schema(schema: Any, name: str) -> None:  # noqa: ANN401 - JSON
     """Raise UsageError if a schema nests too deeply."""
     if _depth(schema, MAX_DEPTH) > MAX_DEPTH:
         raise UsageError(f"{name} nests deeper than {MAX_DEPTH} levels")
+
+
+def check_end(schema: Mapping[str, Any], name: str, field: str) -> None:
+    """Raise UsageError for a relaxed schema that allows only endless values."""
+    if is_endless(schema):
+        raise UsageError(
+            f"{name} refers to itself without end, so no answer satisfies it",
+            hint="make the property that repeats optional, or let it be null",
+            **_at(field),
+        )
 
 
 def _depth(value: Any, limit: int) -> int:  # noqa: ANN401 - JSON

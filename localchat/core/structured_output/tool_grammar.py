@@ -16,6 +16,7 @@ from localchat.chat_format.parser import Rendered
 from localchat.chat_format.tool_calls.family import NUMBER, ToolCallFamily
 from localchat.core.structured_output.compiler import (
     GrammarSpec,
+    check_end,
     check_schema,
     entry_source,
     grammar_spec,
@@ -237,6 +238,7 @@ def _relaxed(tool: ToolSpec, *, spares_request: bool) -> ToolSpec:
     try:
         check_schema(tool.schema, _display_name(tool))
         schema, dropped = relax(tool.schema, "tools")
+        check_end(schema, _display_name(tool), "tools")
         if not spares_request or is_possible(json.dumps(with_style(schema))):
             return tool._replace(schema=schema, dropped=dropped)
     except UsageError:

@@ -1,0 +1,117 @@
+"""Endless schemas: every value that such a schema allows contains another value of the same schema.
+
+No text ends such a value, so an answer would be cut off at its limit. llguidance finds only the simplest cases.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+_MAX_PASSES: Final = 32
+"""Limit of the work for a hostile schema. Definitions are in an order that needs fewer passes."""
+_ALTERNATIVES: Final = ("anyOf", "oneOf")
+_NESTED: Final = ("object", "array")
+
+Schema = Mapping[str, Any]
+
+
+def is_endless(schema: Schema) -> bool:
+    """Return True if no finite value satisfies a schema because of its references."""
+    targets = dict(_targets(schema, schema))
+    ends = _Ends(targets)
+    for _ in range(_MAX_PASSES):
+        if not targets or ends.of(schema):
+            return False
+        finite = {name for name, target in targets.items() if ends.of(target)}
+        if finite == ends.finite:
+            # Without such a reference, the schema is wrong for a reason of its own.
+            return len(finite) < len(targets)
+        ends.finite = finite
+    return False
+
+
+class _Ends:
+    """Decides which parts of a schema allow a finite value, from the references known to allow one."""
+
+    def __init__(self, targets: Mapping[str, Any]) -> None:
+        """`targets`: schemas by the references to them."""
+        self._targets = targets
+        self.finite: set[str] = set()
+
+    def of(self, schema: Any) -> bool:  # noqa: ANN401 - JSON
+        """Return True if a part allows a finite value. Unknown keywords are assumed to allow one."""
+        if not isinstance(schema, Mapping):
+            return schema is not False
+        if "const" in schema or "enum" in schema:
+            return True
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and self._is_unknown(reference):
+            return False
+        if not all(map(self.of, _list(schema.get("allOf")))):
+            return False
+        for keyword in _ALTERNATIVES:
+            alternatives = _list(schema.get(keyword))
+            if alternatives and not any(map(self.of, alternatives)):
+                return False
+        return self._has_finite_type(schema)
+
+    def _is_unknown(self, reference: str) -> bool:
+        return reference in self._targets and reference not in self.finite
+
+    def _has_finite_type(self, schema: Schema) -> bool:
+        types = schema.get("type")
+        types = [types] if isinstance(types, str) else _list(types)
+        if not types or any(kind not in _NESTED for kind in types):
+            return True
+        return ("object" in types and self._is_finite_object(schema)) or (
+            "array" in types and self._is_finite_array(schema)
+        )
+
+    def _is_finite_object(self, schema: Schema) -> bool:
+        properties = schema.get("properties", {})
+        required = [name for name in _list(schema.get("required")) if isinstance(name, str)]
+        others = schema.get("additionalProperties", True)
+        if not isinstance(properties, Mapping) or "patternProperties" in schema:
+            return True
+        return all(self.of(properties.get(name, others)) for name in required)
+
+    def _is_finite_array(self, schema: Schema) -> bool:
+        items = schema.get("items", True)
+        first = _list(schema.get("prefixItems"))
+        count = schema.get("minItems", 0)
+        if not isinstance(count, int | float):
+            return True
+        return all(map(self.of, first[: int(count)])) and (count <= len(first) or self.of(items))
+
+
+def _targets(root: Schema, value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - JSON
+    """Yield the references anywhere in a schema, with the schemas to which they refer."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _targets(root, item)
+    elif isinstance(value, Mapping):
+        reference = value.get("$ref")
+        if isinstance(reference, str) and (target := _target(root, reference)) is not None:
+            yield reference, target
+        for item in value.values():
+            yield from _targets(root, item)
+
+
+def _target(root: Schema, reference: str) -> Any:  # noqa: ANN401 - JSON
+    """Return the schema to which a reference within the root refers. None: there is none."""
+    if not reference.startswith("#"):
+        return None
+    target: Any = root
+    for part in unquote(reference).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            target = target[int(key)]
+        elif isinstance(target, Mapping):
+            target = target.get(key)
+        else:
+            return None
+    return target
+
+
+def _list(value: Any) -> list[Any]:  # noqa: ANN401 - JSON
+    return value if isinstance(value, list) else []
