@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 import h11
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from localchat.server.config import ServerLimits
@@ -24,6 +24,8 @@ HEAD_BYTES: Final = 64 << 10
 _LINGER_S = 2.0
 _MIN_READ_BYTES: Final = 48 << 10
 """Bytes of a long answer that a client must read within `stall_s`."""
+_FIRST_PROBE_S: Final = 0.01
+_MAX_PROBE_S: Final = 1.0
 _LENGTH_HEADERS: Final = {b"content-length", b"transfer-encoding"}
 PROBES_ONLY: Final = "probes_only"
 """Key in a request's state: the connection is beyond the limit, so that only probes are answered."""
@@ -49,6 +51,8 @@ class Connection(H11Protocol):
         self._unsent_bytes = 0
         """Size of the write buffer when the stall timer was started."""
         self._for_probes = False
+        self._input_ended = False
+        """True once the client has closed its sending side."""
         self._opened_s = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -126,9 +130,41 @@ class Connection(H11Protocol):
         if data:
             super().data_received(data)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer a client that closes only its sending side, such as `nc -N`. Returns False to close.
+
+        A client that disconnects looks the same until something is sent to it.
+        """
+        is_waiting = self.cycle is not None and self.conn.our_state is h11.SEND_RESPONSE
+        if not is_waiting or self.cycle.more_body or self.scope["http_version"] != "1.1":
+            return False
+        self._input_ended = True
+        self._end_with_request()
+        return True
+
+    def _end_with_request(self) -> None:
+        """Close after the last request of a client that sends no more."""
+        if self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = bool(self.conn.trailing_data[0].strip())
+            self._probe_later(_FIRST_PROBE_S)
+
+    def _probe_later(self, delay_s: float) -> None:
+        self.loop.call_later(delay_s, self._probe, self.cycle, 2 * delay_s)
+
+    def _probe(self, cycle: RequestResponseCycle, delay_s: float) -> None:
+        """Send an interim response until the answer starts. The second one fails if the client has left."""
+        if cycle is self.cycle and not cycle.response_started and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._probe_later(min(delay_s, _MAX_PROBE_S))
+
     def handle_events(self) -> None:
         super().handle_events()
         if self.transport.is_closing():
+            return
+        if self._input_ended:
+            self._end_with_request()
             return
         if self.cycle is not None and len({name for name, _ in self.headers} & _LENGTH_HEADERS) > 1:
             # A proxy may have used the other header, and data behind the body may belong to it (RFC 9112, 6.1).

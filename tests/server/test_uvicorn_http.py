@@ -133,6 +133,33 @@ def test_a_request_that_is_cut_off_ends_its_connection(stage: Stage) -> None:
         assert wire.closed()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_closes_only_its_sending_side_is_answered(stage: Stage, stream: bool) -> None:
+    stage.scripts["slow"] = ScriptedAnswer(("a ", "b"), gap_s=0.1)
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", {"prompt": "slow", "stream": stream})
+        wire.socket.shutdown(socket.SHUT_WR)
+        received = b""
+        while piece := wire.socket.recv(4096):
+            received += piece
+    interim, answer = received.split(b"HTTP/1.1 200 OK\r\n")
+    assert interim == b"HTTP/1.1 100 Continue\r\n\r\n" * interim.count(b"100")
+    assert b'"text":"b"' in answer if stream else b'"text":"a b"' in answer
+
+
+def test_requests_in_a_row_are_answered_after_the_sending_side_is_closed(stage: Stage) -> None:
+    stage.scripts["slow"] = ScriptedAnswer(("a ", "b"), gap_s=0.1)
+    with Wire(stage.port) as wire:
+        wire.ask("/v1/completions", {"prompt": "slow"})
+        wire.send(HELLO * 2 + b"\r\n")
+        wire.socket.shutdown(socket.SHUT_WR)
+        received = b""
+        while piece := wire.socket.recv(4096):
+            received += piece
+    assert received.count(b"HTTP/1.1 200 OK") == 3
+    assert received.endswith(b'{"status":"ok"}')
+
+
 STREAMED = {"messages": [{"role": "user", "content": "a"}], "stream": True}
 
 
