@@ -151,7 +151,11 @@ class SecurityMiddleware:
         await self._app(scope, receive, _with_origin(send, allowed))
 
     def _check_host(self, headers: Headers) -> None:
+        """Reject a page whose own name points to this machine. Raises ApiError."""
         hosts = headers.getlist("host")
+        if not hosts:
+            # Only HTTP/1.0 allows this, and every browser sends a Host header.
+            return
         if len(hosts) != 1 or not self._is_own_name(hosts[0]):
             raise _forbidden(
                 "host_not_allowed",

@@ -11,7 +11,7 @@ from localchat.server.fields import HEADER
 from localchat.server.generation_response import SCHEMA_RELAXED
 from localchat.server.middleware.security import checked_names, checked_origins, read_keys
 from localchat.server.ollama.requests import CONTEXT_TOKENS
-from tests.support.http_server import Stage, Wire, ask, serving
+from tests.support.http_server import Reply, Stage, Wire, ask, serving
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "x"}]}
@@ -58,11 +58,26 @@ def test_another_name_is_a_rebound_page_and_refused(stage: Stage, host: str, pat
     assert reply.error["type"] == "permission_error"
 
 
-def test_a_request_without_a_host_or_with_two_is_refused(stage: Stage) -> None:
-    for head in (b"GET /health HTTP/1.1\r\n\r\n", b"GET /health HTTP/1.0\r\n\r\n"):
-        with Wire(stage.port) as wire:
-            wire.send(head)
-            assert wire.reply().error["code"] == "host_not_allowed"
+def test_a_request_of_http_1_0_needs_no_host(locked: Stage) -> None:
+    def answered(head: bytes) -> Reply:
+        with Wire(locked.port) as wire:
+            wire.send(head + b"\r\n")
+            return wire.reply()
+
+    key = f"authorization: Bearer {KEY}\r\n".encode()
+    assert answered(b"GET /health HTTP/1.0\r\n").json == {"status": "ok"}
+    assert answered(b"GET /v1/models HTTP/1.0\r\n" + key).status == 200
+    # The other checks stay.
+    assert answered(b"GET /v1/models HTTP/1.0\r\n").status == 401
+    page = b"origin: https://evil.example\r\n"
+    assert answered(b"GET /health HTTP/1.0\r\n" + page).error["code"] == "origin_not_allowed"
+    assert answered(b"GET /health HTTP/1.0\r\nhost: evil.example\r\n").status == 403
+
+
+def test_a_request_of_http_1_1_without_a_host_or_with_two_is_refused(stage: Stage) -> None:
+    with Wire(stage.port) as wire:
+        wire.send(b"GET /health HTTP/1.1\r\n\r\n")
+        assert wire.reply().error["code"] == "host_not_allowed"
     with Wire(stage.port) as wire:
         wire.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n\r\n")
         assert wire.reply().status == 403
