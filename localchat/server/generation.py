@@ -328,7 +328,7 @@ class Generation:
                 stream.close()
             self._tracked.usage = self._usage()
             if self._done:
-                self._tracked.done = self._done[0]
+                self._tracked.done = _with_load(self._done[0], self._tracked.load_s)
 
     def _usage(self) -> Usage:
         return Usage(
@@ -507,6 +507,12 @@ class Generation:
         if state.early_stop is not None and (text := state.early_stop.flush()):
             output.append(Text(choice, text))
         return [*output, ChoiceEnd(choice, reason, why, context_full)]
+
+
+def _with_load(done: Done, load_s: float) -> Done:
+    """Add the time before the engine had the request, which the engine cannot measure."""
+    timings = msgspec.structs.replace(done.timings, load_s=done.timings.load_s + load_s)
+    return msgspec.structs.replace(done, timings=timings)
 
 
 def _is_broken(arguments: str) -> bool:

@@ -7,6 +7,7 @@ cancels the work in any phase.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ class GenerationResponse:
         lease = await service.lease(self.endpoint.model, self.request)
         async with lease:
             tracked.model = lease.name
+            tracked.load_s = time.perf_counter() - tracked.arrived_s
             spec = await self.endpoint.spec(lease)
             tracked.guided = spec.guided
             loop_guard = service.config.loop_guard

@@ -42,6 +42,8 @@ class TrackedRequest:
     """True once an engine has started on the prompt."""
     answered: bool = False
     arrived_s: float = field(default_factory=time.perf_counter)
+    load_s: float = 0.0
+    """Time until the model accepted the request. `done` has the load as a whole."""
     first_token_s: float | None = None
     usage: Usage | None = None
     done: Done | None = None

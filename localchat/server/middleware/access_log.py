@@ -24,6 +24,8 @@ log = logging.getLogger("localchat.server.requests")
 _MAX_LOGGED: Final = 120
 _QUIET_ROUTES: Final = (f"{PREFIX}/ps", f"{PREFIX}/query")
 _FIRST_ERROR: Final = 400
+_MIN_LOAD_S: Final = 0.1
+"""Shorter loads are not logged: the model was loaded already."""
 
 
 class AccessLogMiddleware:
@@ -85,8 +87,15 @@ def _request_fields(tracked: TrackedRequest) -> Sequence[str]:
         if tracked.why_missed:
             line.append(f'missed="{tracked.why_missed}"')
         line.append(f"completion={tracked.usage.completion_tokens}")
+    load_s = tracked.load_s
+    if tracked.done is not None:
+        load_s = tracked.done.timings.load_s
+    if load_s >= _MIN_LOAD_S:
+        line.append(f"load_ms={load_s * 1000:.0f}")
     if tracked.first_token_s is not None:
-        line.append(f"ttft_ms={(tracked.first_token_s - tracked.arrived_s) * 1000:.0f}")
+        # As everywhere, the load of the model is not part of TTFT.
+        ttft_s = tracked.first_token_s - tracked.arrived_s - load_s
+        line.append(f"ttft_ms={max(0, ttft_s) * 1000:.0f}")
     if tracked.done is not None and tracked.done.timings.decode_tokens_per_s is not None:
         line.append(f"tps={tracked.done.timings.decode_tokens_per_s:.1f}")
     if tracked.done is not None and tracked.done.speculation.speedup is not None:

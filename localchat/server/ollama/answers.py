@@ -311,7 +311,7 @@ def _metrics(usage: Usage, done: Done | None) -> dict[str, int]:
         timings = done.timings
         computed = usage.prompt_tokens - usage.cached_tokens
         metrics |= {
-            "total_duration": _nanoseconds(timings.total_s),
+            "total_duration": _nanoseconds(timings.load_s + timings.total_s),
             "load_duration": _nanoseconds(timings.load_s),
             "prompt_eval_duration": _phase_duration(computed, timings.prefill_tokens_per_s),
             "eval_duration": _phase_duration(usage.completion_tokens, timings.decode_tokens_per_s),

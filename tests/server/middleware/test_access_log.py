@@ -2,14 +2,18 @@
 
 import asyncio
 import logging
+import re
 from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from localchat.engine.attached.protocol import PREFIX
+from localchat.server.leases import AsyncLease
 from localchat.server.middleware.access_log import AccessLogMiddleware
-from tests.support.http_server import Stage, ask, settled
+from tests.support.http_server import NAME, UNHURRIED, Stage, Wire, ask, running, settled
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
+from tests.support.single_engine import SingleEngine
 
 
 @pytest.mark.parametrize(
@@ -62,3 +66,30 @@ def test_a_refusal_is_logged_with_its_code_and_without_text(
         assert settled(lambda: route in caplog.text)
     assert fields in caplog.text
     assert "secret" not in caplog.text
+
+
+class SlowLoad(SingleEngine):
+    """Loads its model anew for each request."""
+
+    async def lease(self, model: str, *, user: str = "") -> AsyncLease:
+        await asyncio.sleep(0.3)
+        return await SingleEngine.lease(self, model, user=user)
+
+
+def test_load_of_the_model_is_logged_apart_from_the_time_to_the_first_token(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = ScriptedEngine(script=lambda _: ScriptedAnswer(("a",)), model=NAME)
+    body = {"model": NAME, "messages": [{"role": "user", "content": "x"}], "stream": False}
+    with (
+        caplog.at_level(logging.INFO, "localchat.server.requests"),
+        running(engine, UNHURRIED, engines=SlowLoad) as (port, _),
+        Wire(port) as wire,
+    ):
+        wire.ask("/api/chat", body)
+        answer = wire.reply().json
+        assert settled(lambda: "ttft_ms=" in caplog.text)
+    times = dict(re.findall(r"(\w+)_ms=(\d+)", caplog.text))
+    assert int(times["load"]) >= 300
+    assert int(times["load"]) + int(times["ttft"]) <= int(times["took"]) + 2
+    assert answer["total_duration"] >= answer["load_duration"] >= 300_000_000
