@@ -8,6 +8,7 @@
 The file is streamed, and only the hash of each line is stored. A million lines take eight megabytes.
 """
 
+import codecs
 import hashlib
 from array import array
 from collections.abc import Iterator, Mapping
@@ -67,13 +68,15 @@ class LineDefaults:
 class BatchInput:
     """A file of requests that can be read several times."""
 
-    def __init__(self, path: Path, defaults: LineDefaults | None = None) -> None:
+    def __init__(self, path: Path, defaults: LineDefaults | None = None, name: str = "") -> None:
+        """`name`: the file's name in errors, if not its path."""
         self.path = path
+        self._name = name or str(path)
         self._defaults = defaults or LineDefaults()
 
     def lines(self) -> Iterator[RawLine]:
         """Yield the non-empty lines. Raises UsageError if the file is unreadable."""
-        with os_errors_as(UsageError, f"{self.path} cannot be read"), self.path.open("rb") as file:
+        with os_errors_as(UsageError, f"{self._name} cannot be read"), self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 content = (line.removeprefix(_BOM) if number == 1 else line).strip()
                 if content:
@@ -82,11 +85,12 @@ class BatchInput:
     def hashes(self) -> "array[int]":
         """Return the hash of each line by its number, 0 for empty lines.
 
-        Raises UsageError if two lines have the same custom_id.
+        Raises UsageError if the file is not text, or two lines have the same custom_id.
         """
         hashes = array("Q", [0])
         ids = array("Q")
         for line in self.lines():
+            self._check_text(line)
             hashes.extend([0] * (line.number - len(hashes)))
             hashes.append(line.hash)
             if custom_id := _custom_id(line):
@@ -94,6 +98,19 @@ class BatchInput:
         if repeated := _repeated(ids):
             self._raise_repeated(repeated)
         return hashes
+
+    def _check_text(self, line: RawLine) -> None:
+        """Raise UsageError for a line of a binary file or of UTF-16, which both contain null bytes."""
+        if line.content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UsageError(
+                f"{self._name} is UTF-16, but a batch is UTF-8",
+                hint="convert it first, for example with: iconv -f UTF-16 -t UTF-8",
+            )
+        if b"\0" in line.content:
+            raise UsageError(
+                f"{self._name} is not a text file: line {line.number} has null bytes",
+                hint="the input is UTF-8 with a prompt or a request in each line",
+            )
 
     def parse(self, line: RawLine) -> BatchLine:
         """Return the request of a line. An invalid line has a `problem`."""
@@ -189,7 +206,7 @@ class BatchInput:
                 continue
             if name in line_numbers:
                 raise UsageError(
-                    f"{self.path}: lines {line_numbers[name]} and {line.number} have the same custom_id "
+                    f"{self._name}: lines {line_numbers[name]} and {line.number} have the same custom_id "
                     f"{name!r}",
                     hint="give each line its own custom_id, or none",
                 )

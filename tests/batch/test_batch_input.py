@@ -18,6 +18,23 @@ def parsed(tmp_path: Path, *lines: object, defaults: LineDefaults | None = None)
     return [source.parse(line) for line in source.lines()]
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("one\ntwo\n".encode("utf-16"), "stdin is UTF-16, but a batch is UTF-8"),
+        ("one\ntwo\n".encode("utf-16-be"), "stdin is not a text file: line 1 has null bytes"),
+        (b"one\n\x7fELF\0\0\n", "stdin is not a text file: line 2 has null bytes"),
+    ],
+)
+def test_a_file_that_is_not_text_is_refused_as_a_whole(
+    tmp_path: Path, content: bytes, problem: str
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=problem):
+        BatchInput(path, name="stdin").hashes()
+
+
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 

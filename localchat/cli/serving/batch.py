@@ -140,9 +140,9 @@ def command(
         raise UsageError("-o OUT.jsonl is missing, the file for the answers", hint=hint)
     _check_output(source, target)
     with _input_file(source) as path, BatchOutput(target) as output:
-        batch = BatchRun(
-            BatchInput(path, _defaults(ctx)), output, retry_errors=retry_errors, limit=limit
-        )
+        name = "stdin" if source == _STDIN else str(source)
+        lines = BatchInput(path, _defaults(ctx), name)
+        batch = BatchRun(lines, output, retry_errors=retry_errors, limit=limit)
         problem, interrupted = _answer(ctx, terminal, batch)
     if as_json:
         print_json(app.environ, _summary(batch, target))
