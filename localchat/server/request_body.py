@@ -28,8 +28,8 @@ _SURROGATES: Final = re.compile(
 _PATH: Final = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
 _MISSING_FIELD: Final = re.compile(r"missing required field `([^`]+)`")
 _UNKNOWN_FIELD: Final = re.compile(r"contains unknown field `(.*)`", re.DOTALL)
-_MAX_EXACT: Final = float(1 << 53)
-"""Below this limit a float represents every integer exactly."""
+_MAX_INTEGER: Final = float(1 << 64)
+"""Limit of the floats that are taken for integers. Seeds have up to 64 bits."""
 _TYPES_OF_PROGRAMS: Final = ("", "application/x-www-form-urlencoded", "text/plain")
 """Content types of programs that post JSON: LiteLLM sends none, curl that of a form, others that of a text."""
 _LARGE_BYTES: Final = 32 << 10
@@ -173,7 +173,7 @@ def _with_integers(value: Any) -> Any:  # noqa: ANN401 - any JSON
             return {key: _with_integers(item) for key, item in value.items()}
         case list():
             return [_with_integers(item) for item in value]
-        case float() if value.is_integer() and abs(value) < _MAX_EXACT:
+        case float() if value.is_integer() and abs(value) < _MAX_INTEGER:
             return int(value)
     return value
 

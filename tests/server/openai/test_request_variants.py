@@ -28,6 +28,8 @@ def test_a_whole_number_may_be_written_with_a_point_or_an_exponent(stage: Stage)
     assert ask(stage, "/v1/chat/completions", body).status == 200
     assert stage.last.max_tokens == 5
     assert stage.last.sampling == Sampling(seed=1000, top_k=40, logit_bias={5: -1.0})
+    assert ask(stage, "/v1/completions", b'{"prompt":"a","seed":1e18}').status == 200
+    assert stage.last.sampling.seed == 10**18
     assert ask(stage, "/v1/completions", b'{"prompt":[1.0,2]}').status == 200
     assert stage.last.prompt == TokenIds((1, 2))
 
