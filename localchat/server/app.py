@@ -18,7 +18,7 @@ from localchat.server.llamacpp.endpoints import completion, infill
 from localchat.server.middleware.access_log import AccessLogMiddleware
 from localchat.server.middleware.security import SecurityMiddleware
 from localchat.server.ollama import answers as ollama
-from localchat.server.ollama.endpoints import running, show, tags, unsupported, version
+from localchat.server.ollama.endpoints import CHANGING, running, show, tags, unsupported, version
 from localchat.server.openai.chat import chat
 from localchat.server.openai.completions import completions
 from localchat.server.openai.models import model, models
@@ -66,7 +66,10 @@ ROUTES = (
     Route("/api/generate", ollama.generate, methods=_POST),
     Route("/api/embed", ollama.embeddings, methods=_POST),
     Route("/api/embeddings", ollama.embeddings, methods=_POST),
-    Route("/api/{rest:path}", unsupported, methods=[*_GET, *_POST, "PUT", "DELETE"]),
+    *(
+        Route(f"/api/{verb}{{rest:path}}", unsupported, methods=[*_GET, *_POST, "PUT", "DELETE"])
+        for verb in CHANGING
+    ),
     Route("/", root, methods=_GET),
 )
 """Paths as the AccessLogMiddleware leaves them: without `/v1`."""

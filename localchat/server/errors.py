@@ -345,6 +345,8 @@ def _routing_error(request: Request, error: HTTPException) -> ApiError:
         message = f"There is no route {path}."
         if normalize_path(path).startswith(_BATCH_ROUTES):
             message += " To answer a file of requests, use the command `localchat batch`."
+        elif is_ollama(path):
+            message += " OpenAI's API is at /v1."
         return ApiError(404, None, message, kind="not_found_error")
     return ApiError(error.status_code, None, error.detail)
 

@@ -21,7 +21,7 @@ from localchat.server.state import Service, service_of
 
 _VERSION: Final = "0.6.4"
 """Version of Ollama that the answers match. Programs refuse older ones."""
-_CHANGING: Final = ("pull", "push", "create", "copy", "delete", "blobs")
+CHANGING: Final = ("pull", "push", "create", "copy", "delete", "blobs")
 """Routes that would change models."""
 _FOREVER: Final = timedelta(days=365)
 
@@ -87,15 +87,8 @@ async def running(request: Request) -> Response:
 
 
 async def unsupported(request: Request) -> Response:
-    """Reject every other route of Ollama's API. Raises ApiError."""
-    verb = str(request.path_params["rest"]).partition("/")[0]
-    if verb not in _CHANGING:
-        raise ApiError(
-            404,
-            None,
-            f"There is no route /api/{verb[:50]}; OpenAI's API is at /v1.",
-            kind="not_found_error",
-        )
+    """Reject a route of Ollama's API that would change models. Raises ApiError."""
+    verb = request.scope["path"].split("/")[2]
     raise ApiError(
         501,
         "not_supported",

@@ -203,9 +203,14 @@ def test_what_would_answer_or_change_something_names_the_way_to_go(
 def test_other_routes_are_404_and_other_methods_405_in_ollamas_shape(stage: Stage) -> None:
     reply = ask(stage, "/api/nothing/here", {"a": 1})
     assert reply.status == 404 and "/v1" in refusal(reply)
-    reply = ask(stage, "/api/chat", method="PATCH")
-    assert reply.status == 405
-    refusal(reply)
+    for path, method, allowed in (
+        ("chat", "PATCH", "POST"),
+        ("show", "GET", "POST"),
+        ("ps", "PUT", "GET"),
+    ):
+        reply = ask(stage, f"/api/{path}", method=method)
+        assert reply.status == 405 and allowed in reply.headers["allow"]
+        refusal(reply)
 
 
 def test_the_guard_stands_before_it_and_speaks_its_shape() -> None:
