@@ -131,6 +131,7 @@ def engine_info(
         loaded=memory.actual is not None,
         why=" ".join(filter(None, (placed(choice.why, plan), memory.error))),
         limits=_limits(info, can),
+        only_embeds=bool(info.pooling),
         predicted=memory.predicted,
         actual=memory.actual,
         free_bytes=plan.free_bytes,

@@ -109,6 +109,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Kinds of attachments that the model reads: `image`, `audio`."""
     lora: tuple[LoraAdapter, ...] = ()
     """LoRA adapters with their default scales. Requests name them by their index."""
+    only_embeds: bool = False
+    """True for an embedding model, which cannot generate text."""
     tokenizer: TokenizerInfo | None = None
     """Tokenizer data, None if unknown."""
 

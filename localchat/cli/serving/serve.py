@@ -362,9 +362,13 @@ def _announce(
         notify(f"clients of /v1/responses may call the tools of the MCP servers {names}")
     notify(f"serving on {base}; Ctrl+C ends it. Try it:")
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
+    route = "chat/completions"
+    body = '{"messages":[{"role":"user","content":"Hello"}]}'
+    if info.only_embeds:
+        route = "embeddings"
+        body = '{"input":"Hello"}'
     setup.terminal.print_command(
-        f"curl {base}/chat/completions -H 'content-type: application/json'{key} -d "
-        '\'{"messages":[{"role":"user","content":"Hello"}]}\''
+        f"curl {base}/{route} -H 'content-type: application/json'{key} -d '{body}'"
     )
     terminal = setup.terminal
     is_shown = terminal.stdout_is_terminal and terminal.stderr_is_terminal

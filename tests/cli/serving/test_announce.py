@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from localchat.cli.serving import serve
@@ -38,3 +39,20 @@ def test_the_address_alone_is_printed_unless_the_terminal_has_it_already(
             listener.close()
     assert f"serving on {base}" in streams[1].getvalue()
     assert (base in streams[0].getvalue().splitlines()) is is_printed
+
+
+def test_the_example_is_a_request_that_the_model_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    setup: Any = SimpleNamespace(terminal=Terminal({"NO_COLOR": "1"}))
+    for info, route in (
+        (INFO, "/v1/chat/completions"),
+        (msgspec.structs.replace(INFO, only_embeds=True), "/v1/embeddings"),
+    ):
+        sockets = bind_sockets("127.0.0.1", 0)
+        try:
+            serve._announce(setup, ServerConfig(), sockets, info)
+        finally:
+            for listener in sockets:
+                listener.close()
+        assert route in capsys.readouterr().err
