@@ -94,6 +94,7 @@ async def embeddings(request: Request) -> Response:
     if source is None:
         raise missing_field("input")
     began_s = time.perf_counter()
+    load_s = 0.0
     keep_s = keep_alive_s(body.keep_alive)
     # The older route rejects a text that is too long.
     truncate = body.input is not None and body.truncate is not False
@@ -102,6 +103,7 @@ async def embeddings(request: Request) -> Response:
     if source:
         texts = checked_texts(source, limits)
         async with await service.lease(model_name(service, body.model), request) as lease:
+            load_s = time.perf_counter() - began_s
             if keep_s is not None:
                 lease.keep_alive(keep_s)
             vectors, tokens = await asyncio.to_thread(
@@ -114,7 +116,7 @@ async def embeddings(request: Request) -> Response:
             "model": body.model,
             "embeddings": vectors,
             "total_duration": _nanoseconds(time.perf_counter() - began_s),
-            "load_duration": 0,
+            "load_duration": _nanoseconds(load_s),
             "prompt_eval_count": tokens,
         }
     )
