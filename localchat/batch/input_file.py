@@ -21,7 +21,8 @@ import msgspec
 from localchat.errors import LocalchatError, UsageError, os_errors_as
 
 CHAT: Final = "/v1/chat/completions"
-PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings")
+_RESPONSES: Final = "/v1/responses"
+PATHS: Final = (CHAT, "/v1/completions", "/v1/embeddings", _RESPONSES)
 _NOT_SENT: Final = ("stream", "stream_options")
 """Fields that are removed, because answers of a batch are never streamed."""
 _BOM: Final = b"\xef\xbb\xbf"
@@ -196,6 +197,8 @@ class BatchInput:
         defaults = dict(self._defaults.fields)
         if "max_completion_tokens" in body:
             defaults.pop("max_tokens", None)
+        if path == _RESPONSES and "max_tokens" in defaults:
+            defaults["max_output_tokens"] = defaults.pop("max_tokens")
         return defaults | body
 
     def _raise_repeated(self, id_hash: int) -> None:

@@ -73,22 +73,27 @@ class BatchProgress:
 
     def count_usage(self, body: Any) -> None:  # noqa: ANN401 - JSON
         """Add the token counts of an answer."""
-        usage = body.get("usage") if isinstance(body, dict) else None
-        if isinstance(usage, dict):
-            self.prompt_tokens += _count(usage, "prompt_tokens")
-            self.completion_tokens += _count(usage, "completion_tokens")
         end = _ended_early(body)
         self.cut += end == "length"
         self.looping += end == "repetition"
-        if isinstance(usage, dict):
-            details = usage.get("prompt_tokens_details")
-            if isinstance(details, dict):
-                self.cached_tokens += _count(details, "cached_tokens")
+        usage = body.get("usage") if isinstance(body, dict) else None
+        if not isinstance(usage, dict):
+            return
+        # The second names are those of the Responses API.
+        self.prompt_tokens += _count(usage, "prompt_tokens") or _count(usage, "input_tokens")
+        self.completion_tokens += _count(usage, "completion_tokens") or _count(
+            usage, "output_tokens"
+        )
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+        if isinstance(details, dict):
+            self.cached_tokens += _count(details, "cached_tokens")
 
 
 def _ended_early(body: Any) -> str:  # noqa: ANN401 - JSON
     """Return `length` or `repetition` if a choice ended early, otherwise an empty string."""
     choices = body.get("choices") if isinstance(body, dict) else None
+    if isinstance(body, dict) and body.get("status") == "incomplete":
+        return "length"
     if not isinstance(choices, list):
         return ""
     for choice in choices:

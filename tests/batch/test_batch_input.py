@@ -74,13 +74,14 @@ def test_openais_format_keeps_its_body(tmp_path: Path) -> None:
 
 def test_what_a_line_says_goes_over_the_defaults(tmp_path: Path) -> None:
     defaults = LineDefaults("be kind", {"max_tokens": 7, "temperature": 0.0})
-    plain, own, newer, brief, vectors = parsed(
+    plain, own, newer, brief, vectors, response = parsed(
         tmp_path,
         "hi",
         {"prompt": "hi", "max_tokens": 9, "system": "be short"},
         {"messages": [user("hi")], "max_completion_tokens": 3},
         {"messages": [user("hi")], "system": "be brief"},
         {"input": "some text"},
+        {"url": "/v1/responses", "body": {"input": "hi", "stream": True}},
         defaults=defaults,
     )
     assert plain.body["messages"][0] == {"role": "system", "content": "be kind"}
@@ -94,6 +95,8 @@ def test_what_a_line_says_goes_over_the_defaults(tmp_path: Path) -> None:
     }
     assert brief.body["messages"] == [{"role": "system", "content": "be brief"}, user("hi")]
     assert (vectors.path, vectors.body) == ("/v1/embeddings", {"input": "some text"})
+    assert response.path == "/v1/responses"
+    assert response.body == {"input": "hi", "max_output_tokens": 7, "temperature": 0.0}
 
 
 @pytest.mark.parametrize(

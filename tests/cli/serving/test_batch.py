@@ -53,7 +53,10 @@ def answers(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def said(answer: dict[str, Any]) -> str:
-    found = answer["response"]["body"]["choices"][0]
+    body = answer["response"]["body"]
+    if "output" in body:
+        return str(body["output"][0]["content"][0]["text"])
+    found = body["choices"][0]
     return str(found["message"]["content"] if "message" in found else found["text"])
 
 
@@ -75,6 +78,11 @@ def test_a_model_of_this_machine_answers_every_kind_of_line(
         {"prompt": "hello", "max_tokens": 3},
         {"custom_id": "mine", "method": "POST", "url": "/v1/chat/completions", "body": chat},
         {"custom_id": "old", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 7}},
+        {
+            "custom_id": "new",
+            "url": "/v1/responses",
+            "body": {"input": "hi", "max_output_tokens": 3},
+        },
     )
     outcome = batch("-m", script, "--backend", SCRIPTED, "--json")
     assert outcome.code == 0, outcome.err
@@ -84,17 +92,19 @@ def test_a_model_of_this_machine_answers_every_kind_of_line(
         "line-2": "one",
         "mine": "one two three",
         "old": "one two",
+        "new": "one",
     }
     assert all(answer["error"] is None for answer in found.values())
     assert all(answer["response"]["request_id"] for answer in found.values())
     summary = json.loads(outcome.out)
     assert (summary["lines"], summary["answered"], summary["errors"], summary["left"]) == (
-        4,
-        4,
+        5,
+        5,
         0,
         0,
     )
-    assert summary["completion_tokens"] >= 3 + 7 + 2 * 13
+    assert summary["completion_tokens"] >= 3 + 7 + 3 + 2 * 13
+    assert summary["cut_at_limit"] == 3
 
 
 def test_a_model_without_a_chat_template_is_noticed_once(
