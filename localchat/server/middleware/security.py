@@ -193,6 +193,9 @@ class SecurityMiddleware:
 
         Pages of a public network get no access to a private one.
         """
+        if origin is None and "access-control-request-method" not in headers:
+            # HAProxy checks the health of a server with `OPTIONS /`.
+            return Response(status_code=204, headers={"allow": _METHODS})
         if origin is None or "access-control-request-private-network" in headers:
             raise _forbidden("origin_not_allowed", "This cross-origin request is not allowed.")
         requested = headers.get("access-control-request-headers", "")

@@ -67,6 +67,8 @@ def test_a_request_of_http_1_0_needs_no_host(locked: Stage) -> None:
     key = f"authorization: Bearer {KEY}\r\n".encode()
     assert answered(b"GET /health HTTP/1.0\r\n").json == {"status": "ok"}
     assert answered(b"GET /v1/models HTTP/1.0\r\n" + key).status == 200
+    # HAProxy's default health check.
+    assert answered(b"OPTIONS / HTTP/1.0\r\n").status == 204
     # The other checks stay.
     assert answered(b"GET /v1/models HTTP/1.0\r\n").status == 401
     page = b"origin: https://evil.example\r\n"
