@@ -101,7 +101,7 @@ class BatchInput:
         return hashes
 
     def _check_text(self, line: RawLine) -> None:
-        """Raise UsageError for a line of a binary file or of UTF-16, which both contain null bytes."""
+        """Raise UsageError for a binary file or UTF-16, which both contain null bytes."""
         if line.content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise UsageError(
                 f"{self._name} is UTF-16, but a batch is UTF-8",

@@ -31,7 +31,7 @@ def is_endless(schema: Schema) -> bool:
 
 
 class _Ends:
-    """Decides which parts of a schema allow a finite value, from the references known to allow one."""
+    """Decides which parts of a schema allow a finite value, given the finite references."""
 
     def __init__(self, targets: Mapping[str, Any]) -> None:
         """`targets`: schemas by the references to them."""
@@ -59,8 +59,9 @@ class _Ends:
         return reference in self._targets and reference not in self.finite
 
     def _has_finite_type(self, schema: Schema) -> bool:
-        types = schema.get("type")
-        types = [types] if isinstance(types, str) else _list(types)
+        types = _list(schema.get("type"))
+        if isinstance(schema.get("type"), str):
+            types = [schema["type"]]
         if not types or any(kind not in _NESTED for kind in types):
             return True
         return ("object" in types and self._is_finite_object(schema)) or (
@@ -98,7 +99,7 @@ def _targets(root: Schema, value: Any) -> Iterator[tuple[str, Any]]:  # noqa: AN
 
 
 def _target(root: Schema, reference: str) -> Any:  # noqa: ANN401 - JSON
-    """Return the schema to which a reference within the root refers. None: there is none."""
+    """Return the target of a reference within the root, None if it is missing."""
     if not reference.startswith("#"):
         return None
     target: Any = root
@@ -114,4 +115,6 @@ def _target(root: Schema, reference: str) -> Any:  # noqa: ANN401 - JSON
 
 
 def _list(value: Any) -> list[Any]:  # noqa: ANN401 - JSON
-    return value if isinstance(value, list) else []
+    if isinstance(value, list):
+        return value
+    return []
