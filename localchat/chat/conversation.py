@@ -176,6 +176,10 @@ class Conversation(msgspec.Struct):
             id_ = node.parent
         return tuple(reversed(path))
 
+    def shows(self, id_: str) -> bool:
+        """Whether a message is on the shown path."""
+        return any(node.id == id_ for node in self.path())
+
     def add(
         self,
         message: Message,

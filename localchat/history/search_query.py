@@ -94,7 +94,7 @@ def snippet(text: str, parts: tuple[str, ...]) -> Snippet:
 
     Without a match, return the start of the text.
     """
-    position = min((start for start, _ in _spans(text, parts)), default=0)
+    position = match_start(text, parts) or 0
     start = max(0, position - _CHARACTERS_BEFORE)
     end = min(len(text), position + _CHARACTERS_AFTER)
     line = " ".join(text[start:end].split())
@@ -105,6 +105,11 @@ def snippet(text: str, parts: tuple[str, ...]) -> Snippet:
     return Snippet(line, tuple(sorted(_spans(line, parts))))
 
 
+def match_start(text: str, parts: tuple[str, ...]) -> int | None:
+    """Return the position of the first match. None without a match."""
+    return min((start for start, _ in _spans(text, parts)), default=None)
+
+
 def _spans(text: str, parts: tuple[str, ...]) -> set[tuple[int, int]]:
     """Return (start, end) of the first match of each part."""
     spans = (_find(text, part) for part in parts)
@@ -112,10 +117,15 @@ def _spans(text: str, parts: tuple[str, ...]) -> set[tuple[int, int]]:
 
 
 def _find(text: str, part: str) -> tuple[int, int] | None:
-    if match := re.search(re.escape(part).replace(r"\ ", r"\s+"), text, re.IGNORECASE):
-        return match.span()
-    start = _folded(text[:_FOLDED_CHARACTERS]).find(_folded(part))
-    return (start, start + len(part)) if start >= 0 else None
+    pattern = re.escape(part).replace(r"\ ", r"\s+")
+    # The index finds starts of words. Scripts without spaces have them anywhere.
+    for start in (r"(?<!\w)", ""):
+        if match := re.search(start + pattern, text, re.IGNORECASE):
+            return match.span()
+    position = _folded(text[:_FOLDED_CHARACTERS]).find(_folded(part))
+    if position < 0:
+        return None
+    return position, position + len(part)
 
 
 def _folded(text: str) -> str:

@@ -389,6 +389,12 @@ def footer(app: ChatApp) -> str:
     return app.chat.query_one(KeyFooter).render_line(0).text
 
 
+def visible(app: ChatApp) -> str:
+    """The text of the conversation's rows on the screen."""
+    transcript = app.chat.transcript
+    return "\n".join(transcript.render_line(y).text for y in range(transcript.size.height))
+
+
 async def say(pilot: Pilot[int], text: str) -> None:
     """Write a message, send it, and wait until it is answered."""
     app = app_of(pilot)

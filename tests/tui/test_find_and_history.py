@@ -2,13 +2,77 @@
 
 from pathlib import Path
 
+import pytest
 from textual.pilot import Pilot
 from textual.widgets import OptionList
 
+from localchat.chat.conversation import Conversation, Inclusion
+from localchat.engine.request import Message
 from localchat.history.store import History
 from localchat.tui.screens.history import HistoryScreen
+from tests.support.conversations import kept
 from tests.support.histories import purge_deleted
-from tests.support.tui_stage import Stage, app_of, play, say, until
+from tests.support.tui_stage import Stage, app_of, play, say, until, visible
+
+FILLER = "\n\n".join(f"Line {number} of a text." for number in range(60))
+HIDDEN = f"{FILLER}\n\nHere is a **zebra**.\n\n{FILLER}"
+
+
+async def open_match(pilot: Pilot[int], text: str) -> None:
+    """Search all conversations for a text, and open the first match."""
+    app = app_of(pilot)
+    await pilot.press("ctrl+r")
+    await until(pilot, lambda: isinstance(app.screen, HistoryScreen))
+    await pilot.press(*text)
+    entries = app.screen.query_one(OptionList)
+    await until(pilot, lambda: text in str(entries.options[0].prompt).lower())
+    await pilot.press("enter")
+    await until(pilot, lambda: app.screen is app.chat)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("one", HIDDEN, "two", FILLER),
+        (HIDDEN.replace("*", ""), "answer", "two", FILLER),
+        ("one", "answer", "zebras?", "answer"),
+    ],
+    ids=["answer", "question", "end"],
+)
+def test_a_match_in_another_conversation_is_on_the_screen_once_opened(
+    tmp_path: Path, texts: tuple[str, ...]
+) -> None:
+    with History.open(tmp_path / "history.sqlite3") as history:
+        kept(history, *texts)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await open_match(pilot, "zebra")
+        await until(pilot, lambda: app.session.conversation.nodes)
+        await until(pilot, lambda: "zebra" in visible(app))
+        block = app.chat.transcript.block(app.chat.transcript.focused_id or "")
+        assert block is not None and "zebra" in block.text  # type: ignore[union-attr]
+
+    play(Stage(tmp_path), what)
+
+
+def test_a_match_in_a_folded_part_is_unfolded(tmp_path: Path) -> None:
+    conversation = Conversation()
+    folded = Inclusion("a.txt", 5, 5 + len(HIDDEN))
+    question = conversation.add(
+        Message("user", f"look {HIDDEN}"), parent=None, inclusions=(folded,)
+    )
+    conversation.add(Message("assistant", FILLER), parent=question.id)
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        for node in conversation.nodes.values():
+            app.recorder.changed(node)
+        app.recorder.flush()
+        await open_match(pilot, "zebra")
+        await until(pilot, lambda: "zebra" in visible(app))
+
+    play(Stage(tmp_path, conversation=conversation), what)
 
 
 def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(

@@ -38,15 +38,10 @@ from tests.support.tui_stage import (
     sent,
     told,
     until,
+    visible,
 )
 
 LONG = "\n\n".join(f"Line {n} of an answer." for n in range(200))
-
-
-def visible(app: Any) -> str:
-    """The text of the rows on the screen."""
-    height = app.chat.transcript.size.height
-    return "\n".join(app.chat.transcript.render_line(y).text for y in range(height))
 
 
 @pytest.mark.parametrize(

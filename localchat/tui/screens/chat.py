@@ -488,7 +488,7 @@ class ChatScreen(Screen[None]):
             self.hint("the history is not open yet")
             return
 
-        def closed(chosen: tuple[str, str | None] | None) -> None:
+        def closed(chosen: tuple[str, str | None, str] | None) -> None:
             if chosen is not None:
                 self.open_conversation(*chosen)
 
@@ -499,11 +499,11 @@ class ChatScreen(Screen[None]):
 
         self.app.push_screen(HistoryScreen(recorder.history, recorder.flush, renamed), closed)
 
-    def open_conversation(self, id_: str, message_id: str | None = None) -> None:
-        """Resume a conversation of the history. `message_id`: show the branch of this message."""
-        self.start_work(self._load_conversation(id_, message_id))
+    def open_conversation(self, id_: str, message_id: str | None = None, text: str = "") -> None:
+        """Resume a conversation, and scroll to the match of `text` in a message."""
+        self.start_work(self._load_conversation(id_, message_id, text))
 
-    async def _load_conversation(self, id_: str, message_id: str | None) -> None:
+    async def _load_conversation(self, id_: str, message_id: str | None, text: str) -> None:
         session = self.session
         assert session.recorder.history is not None
         if id_ == session.conversation.id:
@@ -512,9 +512,24 @@ class ChatScreen(Screen[None]):
             await asyncio.to_thread(session.recorder.flush)
         conversation = await asyncio.to_thread(session.recorder.history.load, id_)
         await session.stop_and_wait()
-        if message_id and message_id not in {node.id for node in conversation.path()}:
+        if message_id and not conversation.shows(message_id):
             conversation.show(message_id)
         self.resume(conversation)
+        self._reveal(message_id, text)
+
+    def _reveal(self, message_id: str | None, text: str) -> None:
+        """Scroll to the match of a search in a message."""
+        from localchat.history.search_query import match_start, parse
+
+        if message_id is None:
+            return
+        if self.is_covered:
+            self.action_panel()
+        nodes = self.session.conversation.nodes
+        while (node := nodes.get(message_id)) and node.message.role == "tool":
+            # The block of the call shows the result.
+            message_id = node.parent or ""
+        self.transcript.reveal(message_id, partial(match_start, parts=parse(text).parts))
 
     def resume(self, conversation: Conversation) -> None:
         """Show a conversation and continue it with the current model."""

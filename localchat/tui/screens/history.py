@@ -27,8 +27,8 @@ _MAX_SHOWN = 100
 _MATCH_STYLE = "bold $accent"
 
 
-class HistoryScreen(ListDialog[tuple[str, str | None]]):
-    """Returns the ids of a conversation and of the matching message, or None."""
+class HistoryScreen(ListDialog[tuple[str, str | None, str]]):
+    """Returns a conversation's id, its matching message's id and the search, or None."""
 
     TITLE_TEXT = "Conversations"
     FILTER_TEXT = "Search titles and messages"
@@ -124,7 +124,8 @@ class HistoryScreen(ListDialog[tuple[str, str | None]]):
 
     def entry_chosen(self, id_: str) -> None:
         if self._renaming is None:
-            self.dismiss((id_, self._matches.get(id_)))
+            text = self.query_one("#filter", Input).value
+            self.dismiss((id_, self._matches.get(id_), text))
             return
         renamed = self._renaming
         self._renaming = None

@@ -1,7 +1,7 @@
 """Layout of a transcript: blocks in order, laid out when needed, and their first rows. No Textual."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from localchat.session.blocks import (
     SummaryBlock,
     UserBlock,
 )
+from localchat.session.view import node_of
 from localchat.tui.attachments import clean
 from localchat.tui.pictures.painter import PicturePainter
 from localchat.tui.transcript.block_rows import (
@@ -334,6 +335,33 @@ class BlockLayout:
         if position.row < len(rows):
             return rows[position.row]
         return EMPTY
+
+    def row_of(self, index: int, find: Callable[[str], int | None]) -> int | None:
+        """Return the row of a block where `find` finds a position in its text. None if it does not."""
+        rows = self.rows(index).rows
+        ends = ["\n" if row.joint is None else row.joint for row in rows]
+        lines = [row.text[row.lead_length :] + end for row, end in zip(rows, ends, strict=True)]
+        position = find("".join(lines))
+        if position is None:
+            return None
+        return bisect_right(list(accumulate(map(len, lines))), position)
+
+    def find_in_message(self, id_: str, find: Callable[[str], int | None]) -> RowPosition | None:
+        """Return the row of a match in a message, and open the block that hides it.
+
+        Without a match, return the first row. None if the message has no block.
+        """
+        indices = [index for index, item in enumerate(self.items) if node_of(item.block.id) == id_]
+        for index in indices:
+            row = self.row_of(index, find)
+            if row is None and not self.items[index].is_open:
+                self.toggle(index)
+                row = self.row_of(index, find)
+                if row is None:
+                    self.toggle(index)
+            if row is not None:
+                return RowPosition(index, row)
+        return next((RowPosition(index, 0) for index in indices), None)
 
     def visible_rows(self, first: int, count: int) -> Iterator[tuple[RowPosition, Row]]:
         """Yield up to `count` rows from `first` on, with their positions."""

@@ -8,9 +8,10 @@ per width.
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Final
 
 from rich.style import Style
@@ -111,6 +112,8 @@ class Transcript(ScrollView, can_focus=True):
         self._scrollbar_updates = ScrollbarUpdates(self)
         self._is_moving = False
         self._is_decoding = False
+        self._postponed_reveal: Callable[[], None] | None = None
+        """Reveals a match once the size is known."""
         self._copied: tuple[str, int] = ("", 0)
         """Answer and number of the code block that was just copied."""
 
@@ -233,6 +236,21 @@ class Transcript(ScrollView, can_focus=True):
         self._reflow(RowPosition(index, 0))
         self.refresh()
         return True
+
+    def reveal(self, id_: str, find: Callable[[str], int | None]) -> None:
+        """Focus a message, and scroll to where `find` finds a position in its text."""
+        if not self._block_layout.width or not self.size.height:
+            self._postponed_reveal = partial(self.reveal, id_, find)
+            return
+        position = self._block_layout.find_in_message(id_, find)
+        if position is None:
+            return
+        self.focused_id = self._block_layout.items[position.block].block.id
+        self.following = False
+        # A third of the view remains for the text before the match.
+        top = max(0, position.row - self.size.height // 3)
+        self._reflow(RowPosition(position.block, top))
+        self.refresh()
 
     def unfocus_block(self) -> None:
         """Remove the focus from its block."""
@@ -404,6 +422,10 @@ class Transcript(ScrollView, can_focus=True):
             self._changed_ids.clear()  # everything is drawn again
         self._schedule_measuring()
         self.refresh()
+        if layout.width and self._postponed_reveal is not None:
+            reveal = self._postponed_reveal
+            self._postponed_reveal = None
+            reveal()
 
     def _schedule_measuring(self) -> None:
         if self._measure_timer is None and self.is_attached:
