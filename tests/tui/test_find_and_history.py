@@ -7,15 +7,24 @@ from textual.pilot import Pilot
 from textual.widgets import OptionList
 
 from localchat.chat.conversation import Conversation, Inclusion
-from localchat.engine.request import Message
+from localchat.engine.events import Text
+from localchat.engine.request import GenerateRequest, Message
 from localchat.history.store import History
 from localchat.tui.screens.history import HistoryScreen
 from tests.support.conversations import kept
 from tests.support.histories import purge_deleted
-from tests.support.tui_stage import Stage, app_of, play, say, until, visible
+from tests.support.scripted_engine import ScriptedAnswer
+from tests.support.tui_stage import HOLD, Stage, app_of, play, say, sent, until, visible
 
 FILLER = "\n\n".join(f"Line {number} of a text." for number in range(60))
 HIDDEN = f"{FILLER}\n\nHere is a **zebra**.\n\n{FILLER}"
+
+
+def held_at_two(request: GenerateRequest) -> ScriptedAnswer:
+    """Answer the question "two" without an end."""
+    if sent(request)[-1][1] == "two":
+        return ScriptedAnswer(events=(Text(0, "more"), HOLD))
+    return ScriptedAnswer((HIDDEN,))
 
 
 async def open_match(pilot: Pilot[int], text: str) -> None:
@@ -73,6 +82,41 @@ def test_a_match_in_a_folded_part_is_unfolded(tmp_path: Path) -> None:
         await until(pilot, lambda: "zebra" in visible(app))
 
     play(Stage(tmp_path, conversation=conversation), what)
+
+
+def test_a_search_in_the_open_conversation_goes_to_the_match_and_its_answer_continues(
+    tmp_path: Path,
+) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "one")
+        app.chat.composer.write("two")
+        await pilot.press("enter")
+        await until(pilot, lambda: "more" in visible(app))
+        conversation = app.session.conversation
+        await open_match(pilot, "zebra")
+        await until(pilot, lambda: "zebra" in visible(app))
+        assert app.session.busy
+        assert app.session.conversation is conversation
+
+    play(Stage(tmp_path, script=held_at_two), what)
+
+
+def test_a_search_does_not_leave_the_branch_of_a_running_answer(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "zebra")
+        app.chat.run_command("/undo")
+        await pilot.press("ctrl+u")
+        app.chat.composer.write("two")
+        await pilot.press("enter")
+        await until(pilot, lambda: "more" in visible(app))
+        await open_match(pilot, "zebra")
+        assert app.session.busy
+        assert app.session.conversation.path()[0].message.content == "two"
+        assert "answer" in str(app.chat.query_one("#banner").render())
+
+    play(Stage(tmp_path, script=held_at_two), what)
 
 
 def test_the_list_of_conversations_says_what_was_done_and_what_was_not_found(

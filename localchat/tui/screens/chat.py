@@ -501,14 +501,19 @@ class ChatScreen(Screen[None]):
 
     def open_conversation(self, id_: str, message_id: str | None = None, text: str = "") -> None:
         """Resume a conversation, and scroll to the match of `text` in a message."""
-        self.start_work(self._load_conversation(id_, message_id, text))
+        session = self.session
+        if id_ != session.conversation.id or not session.busy:
+            self.start_work(self._load_conversation(id_, message_id, text))
+        elif message_id and not session.conversation.shows(message_id):
+            self._hint_busy()
+        else:
+            self._reveal(message_id, text)
 
     async def _load_conversation(self, id_: str, message_id: str | None, text: str) -> None:
         session = self.session
         assert session.recorder.history is not None
         if id_ == session.conversation.id:
             # Its last messages may not be on disk yet.
-            await session.stop_and_wait()
             await asyncio.to_thread(session.recorder.flush)
         conversation = await asyncio.to_thread(session.recorder.history.load, id_)
         await session.stop_and_wait()
