@@ -22,6 +22,7 @@ from localchat.config.settings import (
     Settings,
     from_environment,
     resolve,
+    unread_variables,
     variable,
 )
 from localchat.config.settings_file import read_settings
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from localchat.engine.interface import Engine, EngineInfo
     from localchat.models.assess import Subject
 
+_NOTICES = "localchat.notices"
+"""Name in click's context of the inputs whose notices were printed."""
 _CHAT_SLOTS = 2
 """Minimum of parallel requests in a chat: an answer, and whatever the user starts meanwhile."""
 
@@ -92,14 +95,21 @@ class Inputs:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Sentences about the settings file, for the user."""
-        return self._file.notices
+        """Sentences about the settings file and the environment, for the user."""
+        unread = unread_variables(self.app.environ, self._file.variables)
+        return (*self._file.notices, *unread)
 
     @classmethod
     def of(cls, ctx: click.Context, model_word: str | None = None) -> "Inputs":
-        """Return the inputs of a command with its flags."""
-        app = app_context(ctx)
-        return cls(app, given_flags(ctx), model_word)
+        """Return the inputs of a command with its flags, and print notices once."""
+        inputs = cls(app_context(ctx), given_flags(ctx), model_word)
+        # Commands may resolve their flags several times.
+        if inputs.notices and ctx.meta.setdefault(_NOTICES, inputs) is inputs:
+            settings = inputs.settings().settings
+            output = Terminal(inputs.app.environ, quiet=settings.quiet, color=settings.color)
+            for notice in inputs.notices:
+                output.notify(notice)
+        return inputs
 
     def settings(self, names: Iterable[str] = ()) -> Resolved:
         """Return the settings for a model with these names. Raises UsageError."""
@@ -171,9 +181,6 @@ def resolve_inputs(inputs: Inputs, terminal: Terminal | None = None) -> Setup:
     output = terminal or Terminal(
         environ, quiet=settings.quiet, color=settings.color, stats=settings.stats
     )
-    if terminal is None:
-        for notice in inputs.notices:
-            output.notify(notice)
     if model.notice:
         output.notify(model.notice)
     if model.remote is not None and terminal is None:

@@ -6,7 +6,7 @@ defaults.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
@@ -17,7 +17,7 @@ from msgspec import Meta, field
 from localchat.config.parameters import PARAMETERS, SAMPLERS
 from localchat.config.sampling import SamplingNumbers, SamplingValues
 from localchat.errors import UsageError
-from localchat.suggestions import did_you_mean
+from localchat.suggestions import closest, did_you_mean
 
 _MOST: Final = 2**31 - 1
 """Largest whole number that the fields of the engine and of llama.cpp hold."""
@@ -119,6 +119,21 @@ REMOVED: Final[Mapping[str, str]] = {
 """Settings, key actions and sections of earlier releases, with the reason of their removal."""
 
 
+_PREFIX: Final = "LOCALCHAT_"
+_OTHER_VARIABLES: Final = ("API_KEY", "CONFIG", "DATA_DIR", "DEBUG", "LAUNCH_KEY", "MODELS")
+"""Variables that are not settings, without the prefix."""
+_TEST_VARIABLES: Final = (
+    "BENCH_STEP_US",
+    "HISTORIES",
+    "RANDOM_CONFIGS",
+    "REAL_MODELS",
+    "TEST_MEDIA",
+)
+"""Variables of the program's tests and benchmarks."""
+_KUBERNETES: Final = re.compile(r"SERVICE_(HOST|PORT)\w*|PORT|PORT_\d+_\w+")
+"""Variables that Kubernetes and Docker add for a service called localchat."""
+
+
 class Given(NamedTuple):
     """A value from outside, not yet checked."""
 
@@ -137,7 +152,7 @@ class Resolved(NamedTuple):
 
 def variable(key: str) -> str:
     """Return the environment variable of a key."""
-    return f"LOCALCHAT_{key.upper()}"
+    return f"{_PREFIX}{key.upper()}"
 
 
 def check_key(key: str, where: str) -> None:
@@ -201,6 +216,30 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
         for key in PARAMETERS
         if environ.get(variable(key))
     }
+
+
+def unread_variables(environ: Mapping[str, str], named: Container[str] = ()) -> Iterator[str]:
+    """Yield a sentence for each variable of ours that has no effect.
+
+    `named`: variables that the settings file names, such as the key of a remote.
+    """
+    suffixes = {*map(str.upper, PARAMETERS), *_OTHER_VARIABLES, *_TEST_VARIABLES}
+    for name, value in environ.items():
+        suffix = name.removeprefix(_PREFIX)
+        is_read = suffix in suffixes or name in named or _KUBERNETES.fullmatch(suffix)
+        if not value or suffix == name or is_read:
+            continue
+        if suffix.lower() in REMOVED:
+            yield f"{name} was removed, because {REMOVED[suffix.lower()]}. Unset it."
+            continue
+        spellings = dict(zip(suffixes, suffixes, strict=True))
+        for key, parameter in PARAMETERS.items():
+            for flag in (parameter.flag, *parameter.names.split()):
+                spellings.setdefault(flag.lstrip("-").replace("-", "_"), key)
+        advice = "`localchat config` lists the settings"
+        if nearest := closest(suffix, spellings):
+            advice = f"did you mean {variable(spellings[nearest[0]])}?"
+        yield f"{name} has no effect; {advice}"
 
 
 def resolve(*layers: Mapping[str, Given]) -> Resolved:

@@ -65,6 +65,14 @@ class SettingsFile(msgspec.Struct, frozen=True):
             for key in self.removed
         )
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """Environment variables that the file names for servers."""
+        names = [remote.key_env for remote in self.remotes.values()]
+        for server in self.mcp_servers.values():
+            names += (server.key_env, *server.env)
+        return frozenset(names)
+
     def layer(self, model_names: Iterable[str] = ()) -> dict[str, Given]:
         """Return the settings for a model. Later names override earlier ones."""
         entries = {

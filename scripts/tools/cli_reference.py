@@ -68,7 +68,8 @@ kv_cache_type = "q8_0"
 ```
 
 `LOCALCHAT_CONFIG` moves the settings file, `LOCALCHAT_DATA_DIR` everything that localchat writes,
-`LOCALCHAT_MODELS` the models folder. `LOCALCHAT_DEBUG=1` shows tracebacks.
+`LOCALCHAT_MODELS` the models folder. `LOCALCHAT_DEBUG=1` shows tracebacks. A notice names other variables
+that begin with `LOCALCHAT_`, because they have no effect.
 
 | key | flag | takes | |
 |---|---|---|---|

@@ -70,7 +70,7 @@ def session_context(setup: Setup) -> tuple[SessionContext, ModelSetup]:
         first_run=lambda: _first_run(setup),
         remember=remember,
         keys=file.keys,
-        notices=(*file.notices, *filter(None, (setup.model.notice,))),
+        notices=(*Inputs(setup.app, {}).notices, *filter(None, (setup.model.notice,))),
         mcp_servers=file.mcp_servers,
         history_file=setup.paths.data_dir / HISTORY_FILE if setup.settings.history else None,
     )

@@ -34,8 +34,10 @@ class _Targets:
 
     def check(self, variants: "Iterable[BenchVariant]") -> None:
         """Find all models before the first one is measured. Raises ModelMissing, UsageError."""
+        from localchat.cli.resolve import Inputs
         from localchat.measure.variants import is_running
 
+        Inputs.of(self._ctx)  # prints notices about the settings
         for variant in variants:
             if is_running(variant.model):
                 self._remote(variant)

@@ -57,6 +57,10 @@ def command() -> None:
 @click.pass_obj
 def show(app: AppContext, origin: bool, model: str | None, as_json: bool) -> None:
     """Print every setting in effect."""
+    from localchat.cli.resolve import Inputs
+
+    for notice in Inputs(app, {}).notices:
+        tell(f"localchat: {notice}")
     values, origins = _in_effect(app, model)
     sampling, sources = _unset_sampling(app, model, values)
     if as_json:

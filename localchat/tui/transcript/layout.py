@@ -347,7 +347,7 @@ class BlockLayout:
         return bisect_right(list(accumulate(map(len, lines))), position)
 
     def find_in_message(self, id_: str, find: Callable[[str], int | None]) -> RowPosition | None:
-        """Return the row of a match in a message, and open the block that hides it.
+        """Return the row of a match in a message, and unfold its block.
 
         Without a match, return the first row. None if the message has no block.
         """

@@ -1,6 +1,7 @@
 """Settings as a user meets them: who wins, what an error says, `config`."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from localchat.cli.context import AppContext, Notify
 from localchat.cli.resolve import Inputs
 from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import Paths
-from localchat.config.settings import from_environment, resolve, variable
+from localchat.config.settings import from_environment, resolve, unread_variables, variable
 from localchat.config.settings_file import SettingsFile, read_settings
 from localchat.engine.attached.protocol import AttachSpec
 from localchat.errors import UsageError
@@ -18,6 +19,10 @@ from localchat.server.bootstrap import ServerSpec
 from localchat_llamacpp import LlamaCppBackend
 from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call
+
+READING = ("localchat", "backends", "scripts", "tests/core", "tests/real", "tests/localchat_cuda")
+QUOTED = re.compile(r'"(LOCALCHAT_[A-Z0-9_]*[A-Z0-9])"')
+"""Names of variables in the code."""
 
 
 @pytest.fixture
@@ -93,6 +98,56 @@ def test_a_library_that_a_flag_names_is_loaded_and_no_servers_used(
     monkeypatch.setenv(name, "")
     assert call(app, "hi").code == 0
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("LOCALCHAT_TEMPRATURE", "did you mean LOCALCHAT_TEMPERATURE?"),
+        ("LOCALCHAT_CTX", "did you mean LOCALCHAT_CONTEXT_LENGTH?"),
+        ("LOCALCHAT_MODELS_DIR", "did you mean LOCALCHAT_MODELS?"),
+        ("LOCALCHAT_Offline", "did you mean LOCALCHAT_OFFLINE?"),
+        ("LOCALCHAT_XQXQ", "`localchat config` lists the settings"),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_named_once_on_stderr(
+    call: Call, monkeypatch: pytest.MonkeyPatch, name: str, advice: str
+) -> None:
+    monkeypatch.setenv(name, "secret")
+    sentence = f"localchat: {name} has no effect; {advice}\n"
+    asked = call(SCENARIOS["hello"], "hi")
+    assert (asked.out, asked.err.count(sentence)) == ("Hello.\n", 1)
+    assert "secret" not in asked.err
+    assert call(SCENARIOS["hello"], "-q", "hi").err == ""
+    assert call(SCENARIOS["hello"], "config", "show").err == sentence
+
+
+def test_a_variable_of_a_removed_setting_is_named_with_the_reason(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALCHAT_HEAD_INT8", "1")
+    assert "LOCALCHAT_HEAD_INT8 was removed, because" in call(SCENARIOS["hello"], "hi").err
+
+
+def test_variables_of_other_programs_and_of_servers_are_not_named(
+    call: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(
+        '[remotes.box]\nurl = "http://127.0.0.1:1"\nkey_env = "LOCALCHAT_BOX_KEY"\n'
+        '[mcp.hub]\ncommand = "hub"\nenv = ["LOCALCHAT_HUB"]\n'
+    )
+    for name in ("BOX_KEY", "HUB", "PORT", "PORT_8114_TCP_ADDR", "SERVICE_PORT_HTTP"):
+        monkeypatch.setenv(f"LOCALCHAT_{name}", "1")
+    monkeypatch.setenv("LOCALCHAT_UNSET", "")
+    assert call(SCENARIOS["hello"], "hi").err == ""
+
+
+def test_every_variable_that_the_repository_reads_is_known() -> None:
+    root = Path(__file__).parents[3]
+    files = [path for folder in READING for path in (root / folder).rglob("*.py")]
+    names = {name for path in files for name in QUOTED.findall(path.read_text("utf-8"))}
+    assert "LOCALCHAT_API_KEY" in names
+    assert list(unread_variables(dict.fromkeys(names, "1"))) == []
 
 
 @pytest.mark.parametrize(
