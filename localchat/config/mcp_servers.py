@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from localchat.errors import UsageError
+from localchat.suggestions import did_you_mean
 
 PROMPT_PREFIX: Final = "mcp__"
 """Start of the slash commands of prompts, as in other clients."""
@@ -54,6 +55,10 @@ class McpServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """Headers for a URL, from a client of `localchat acp`. Never in a file."""
 
 
+_FIELDS: Final = ("command", "args", "env", "url", "key_env", "trusted", "timeout_s")
+"""Fields of a server in a file."""
+
+
 def check_server_name(name: str) -> None:
     """Raise UsageError for a name that `--tools` could not choose."""
     if not _NAME.fullmatch(name):
@@ -77,15 +82,14 @@ def read_mcp_servers(path: Path, section: object) -> dict[str, McpServer]:
 
 def _server(where: str, name: str, table: object) -> McpServer:
     check_server_name(name)
+    if isinstance(table, dict) and (unknown := sorted(table.keys() - set(_FIELDS))):
+        raise UsageError(
+            f"{where}: there is no {unknown[0]!r}", hint=did_you_mean(unknown[0], _FIELDS)
+        )
     try:
         server = msgspec.convert(table, McpServer)
     except msgspec.ValidationError as problem:
         raise UsageError(f"{where}: {problem}") from problem
-    if server.values or server.headers:
-        raise UsageError(
-            f"{where}: values and headers are not stored",
-            hint='env = ["NAME"], or key_env = "NAME"',
-        )
     if bool(server.command) == bool(server.url):
         raise UsageError(f"{where} needs a command or a url", hint='as command = "npx"')
     if server.url and not server.url.startswith(("http://", "https://")):

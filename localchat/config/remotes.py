@@ -18,6 +18,7 @@ import msgspec
 from localchat.config.paths import expand_home
 from localchat.errors import UsageError
 from localchat.proxies import is_loopback
+from localchat.suggestions import did_you_mean
 
 PREFIX: Final = "remote:"
 _FIELDS: Final = ("url", "model", "key_env", "key_file")
@@ -81,7 +82,7 @@ def read_remotes(path: Path, section: object) -> dict[str, Remote]:
             raise UsageError(f"{where} must contain text: {', '.join(_FIELDS)}")
         if unknown := sorted(set(table) - set(_FIELDS)):
             raise UsageError(
-                f"{where}: there is no {unknown[0]!r}", hint=f"use one of {', '.join(_FIELDS)}"
+                f"{where}: there is no {unknown[0]!r}", hint=did_you_mean(unknown[0], _FIELDS)
             )
         if not table.get("url"):
             raise UsageError(f"{where} has no url", hint='as url = "http://127.0.0.1:8000"')

@@ -136,6 +136,27 @@ def test_keys_of_earlier_releases_are_reported_and_have_no_effect(tmp_path: Path
         write_setting(file, "technical_metrics", "true")
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[mcp.files]\ncomand = 'npx'", "[mcp.files]: there is no 'comand'"),
+        ("[mcp.files]\ncommand = 'npx'\ncommnad = 'npx'", "did you mean command?"),
+        ("[mcp.files]\ncommand = 'npx'\ntimeout = 5", "did you mean timeout_s?"),
+        ("[mcp.files]\ncommand = 'npx'\ntrust = true", "did you mean trusted?"),
+        ("[mcp.files]\ncommand = 'npx'\nheaders = {}", "valid names: args, command, env"),
+        ("[remotes.box]\nurl = 'http://x'\nkey_enf = 'K'", "did you mean key_env?"),
+    ],
+)
+def test_a_misspelled_field_of_a_server_is_named_with_the_nearest(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as error:
+        read_settings(file)
+    assert told in str(error.value)
+
+
 def test_a_file_with_errors_is_not_written_over(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text("[defaults]\nnonsense = 1\n")
