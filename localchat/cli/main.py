@@ -31,6 +31,8 @@ _TYPES = {
 }
 """Click's words for values of a wrong type, and ours."""
 _RANGE = re.compile(r"(\d+)<=x<=(\d+)")
+_EXTRA = "Got unexpected extra argument"
+"""Start of click's message about an argument too many, which follows in parentheses."""
 _MIN_FLAG_SIMILARITY = 0.7
 """Less is another word: --vote is not --remote."""
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
@@ -168,7 +170,7 @@ def _usage_message(problem: click.ClickException, args: Sequence[str]) -> str:
     if isinstance(problem, click.BadParameter) and context is not None:
         return _parameter_message(problem, context)
     message = " ".join(problem.format_message().split())
-    if context is None or not message.startswith("Got unexpected extra argument"):
+    if context is None or not message.startswith(_EXTRA):
         return message
     names = [
         param.make_metavar(context).strip("[].{}").replace("|", " or ")
@@ -245,6 +247,12 @@ def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
         command = context.command_path.strip() or command
     if isinstance(problem, UnknownSubcommand) and problem.hint:
         return problem.hint
+    extra = problem.message.removeprefix(f"{_EXTRA} (").removesuffix(")")
+    params = context.command.params if context else []
+    if extra in args and any("--output" in param.opts for param in params):
+        index = args.index(extra)
+        with_flag = shlex.join(["localchat", *args[:index], "-o", *args[index:]])
+        return f"-o names the file to write: {with_flag}"
     if _is_about_a_value(problem):
         return f"see {command} --help"
     if isinstance(problem, click.NoSuchOption):

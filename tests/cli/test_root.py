@@ -145,6 +145,22 @@ def test_a_slip_of_a_verb_is_refused_with_the_verb(call: Call, line: str, verb: 
 
 
 @pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ("history export 12ab out.md", "history export 12ab -o out.md"),
+        ("history export --json 12ab out.md", "history export --json 12ab -o out.md"),
+        ("batch in.jsonl out.jsonl --quiet", "batch in.jsonl -o out.jsonl --quiet"),
+    ],
+)
+def test_a_file_to_write_without_its_flag_gets_the_whole_command(
+    call: Call, line: str, whole: str
+) -> None:
+    code, out, err = call(NOTHING, *line.split())
+    assert (code, out) == (2, "")
+    assert f"-o names the file to write: localchat {whole}\n" in err
+
+
+@pytest.mark.parametrize(
     ("line", "told"),
     [
         ("list the planets", "localchat list takes no arguments"),
