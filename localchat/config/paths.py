@@ -6,10 +6,17 @@ Environment variables override them: `LOCALCHAT_CONFIG` names the settings file,
 folder for everything that the program writes, `LOCALCHAT_MODELS` the folder of models alone.
 """
 
+import errno
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
+from localchat.units import size
+
+MAX_INPUT_BYTES: Final = 256 * 2**20
+"""Bytes of a text that a command reads."""
 _APP = "localchat"
 WRITES = "writes"
 """Folder of the journals beside the history."""
@@ -75,6 +82,28 @@ def expand_home(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def open_input(path: Path) -> BinaryIO:
+    """Open a file that the user names, for reading.
+
+    Raises OSError, also for a named pipe or a device, which might never end. A pipe that the shell has opened,
+    as in `<(COMMAND)`, is read.
+    """
+    mode = path.stat().st_mode
+    has_end = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or str(path) in ("/dev/null", "/dev/stdin")
+    if not (has_end or str(path.parent) in ("/dev/fd", "/proc/self/fd")):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", os.fspath(path))
+    return path.open("rb")
+
+
+def read_input(path: Path, max_bytes: int = MAX_INPUT_BYTES) -> bytes:
+    """Return the content of a file that the user names. Raises OSError, also above the limit."""
+    with open_input(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {size(max_bytes)}", os.fspath(path))
+    return data
 
 
 def _path(text: str | None) -> Path | None:

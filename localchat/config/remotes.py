@@ -15,12 +15,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from localchat.config.paths import expand_home
-from localchat.errors import UsageError
+from localchat.config.paths import expand_home, read_input
+from localchat.errors import UsageError, reason
 from localchat.proxies import is_loopback
 from localchat.suggestions import did_you_mean
 
 PREFIX: Final = "remote:"
+_MAX_KEY_BYTES: Final = 1_000_000
 _FIELDS: Final = ("url", "model", "key_env", "key_file")
 
 
@@ -62,10 +63,10 @@ class Remote(msgspec.Struct, frozen=True):
             return ""
         path = expand_home(self.key_file)
         try:
-            return path.read_text("utf-8").strip()
+            return read_input(path, _MAX_KEY_BYTES).decode("utf-8").strip()
         except (OSError, UnicodeDecodeError) as problem:
             raise UsageError(
-                f"the remote {self.name} takes its key from {path}, which cannot be read: {problem}"
+                f"the remote {self.name} takes its key from {path}, which cannot be read: {reason(problem)}"
             ) from problem
 
 

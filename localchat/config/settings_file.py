@@ -29,10 +29,10 @@ from localchat.config.mcp_servers import (
     check_server_name,
     read_mcp_servers,
 )
+from localchat.config.paths import read_input
 from localchat.config.remotes import Remote, find_remote, read_remotes
 from localchat.config.settings import REMOVED, Given, check_key, convert, find_key
 from localchat.errors import LocalchatError, UsageError, os_errors_as, reason
-from localchat.units import size
 
 _SECTIONS = (
     'settings belong under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
@@ -186,15 +186,8 @@ def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object])
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise UsageError(
-                f"the settings file {path} is larger than {size(_MAX_BYTES)}",
-                hint="LOCALCHAT_CONFIG names the file",
-            )
         # Some editors start a file with a byte order mark.
-        return content.decode("utf-8-sig")
+        return read_input(path, _MAX_BYTES).decode("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except UnicodeDecodeError as problem:
@@ -203,7 +196,10 @@ def _text(path: Path) -> str:
             hint="save it as UTF-8 in your editor",
         ) from problem
     except OSError as problem:
-        raise UsageError(f"the settings file {path} cannot be read: {reason(problem)}") from problem
+        raise UsageError(
+            f"the settings file {path} cannot be read: {reason(problem)}",
+            hint="LOCALCHAT_CONFIG names the file",
+        ) from problem
 
 
 def _section(path: Path, heading: str, section: object) -> Mapping[str, object]:

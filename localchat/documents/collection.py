@@ -265,8 +265,9 @@ class Collection:
         keys: set[tuple[str, str]] = set()
         for source in places:
             root = Path(source)
-            # A missing source may be on a disk that is not mounted, or a URL of an earlier version.
-            if not root.exists():
+            # A missing source may be on a disk that is not mounted, or a URL of an earlier version. Reading
+            # a pipe in the place of a file might never end.
+            if not (root.is_file() or root.is_dir()):
                 keys.update(key for key in stored if key[0] == source)
                 continue
             for name in find_files(root) if root.is_dir() else ("",):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from localchat.config.paths import open_input
 from localchat.engine.request import Attachment, Message
 from localchat.errors import FileMissing, UsageError, reason
 from localchat.media.format import HEAD_BYTES, media_format
@@ -36,7 +37,7 @@ def make_attachment(data: bytes, name: str = "") -> Attachment:
 def read_media(path: Path) -> Attachment:
     """Read a picture or a recording. Raises FileMissing, UsageError."""
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as problem:
         raise FileMissing(f"there is no file {path}") from problem

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from localchat.config.paths import read_input
 from localchat.engine.events import Done, Text, ToolCall
 from localchat.engine.interface import Engine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
@@ -255,7 +256,7 @@ class ExamQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_questions(path: Path) -> tuple[ExamQuestion, ...]:
     """Read the questions of a JSONL file. Raises UsageError that names the line."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = read_input(path).decode("utf-8").splitlines()
     except OSError as problem:
         raise UsageError(f"--set {path} cannot be read: {reason(problem)}") from problem
     except UnicodeError as problem:

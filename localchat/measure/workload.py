@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from localchat.config.paths import read_input
 from localchat.errors import UsageError, reason
 
 Message = dict[str, str]
@@ -145,7 +146,7 @@ class _PromptLine(_PromptBody, frozen=True):
 def prompt_shape(path: Path) -> Shape:
     """Read a prompts file as a shape that draws from its lines. Raises UsageError."""
     try:
-        text = path.read_text("utf-8")
+        text = read_input(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise UsageError(f"--prompts {path} cannot be read: {reason(problem)}") from problem
     prompts: list[tuple[Message, ...]] = []

@@ -166,6 +166,8 @@ def parse_adapter(text: str) -> LoraAdapter:
             f"there is no file or folder {name} (--lora)",
             hint="give the path of an adapter in GGUF, or of a folder with adapter_config.json",
         )
+    if not (path.is_file() or path.is_dir()):
+        raise UsageError(f"{name} is a pipe or a device, not a file (--lora)")
     return LoraAdapter(os.fspath(path), scale)
 
 

@@ -177,9 +177,13 @@ def test_a_file_in_another_encoding_is_told_as_that_and_a_mark_of_utf8_is_none(
     assert read_settings(file).defaults == {"theme": "light", "seed": 7}
 
 
-def test_an_endless_settings_file_is_refused() -> None:
-    with pytest.raises(UsageError, match="/dev/zero is larger than 1"):
+def test_an_endless_or_huge_settings_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a pipe or a device"):
         read_settings(Path("/dev/zero"))
+    file = tmp_path / "settings.toml"
+    file.write_bytes(b"#" * 1_000_001)
+    with pytest.raises(UsageError, match=r"it is larger than 1\.0 MB"):
+        read_settings(file)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:

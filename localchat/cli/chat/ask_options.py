@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from localchat.cli.options import utf8_argument
-from localchat.config.paths import expand_home
+from localchat.config.paths import expand_home, read_input
 from localchat.engine.request import Grammar
 from localchat.errors import FileMissing, UsageError
 
@@ -76,14 +76,11 @@ def requested_grammar(ctx: click.Context) -> Grammar | None:
 
 def _read_grammar(flag: str, name: str) -> str:
     try:
-        with expand_home(name).open("rb") as file:
-            data = file.read(_MAX_GRAMMAR_BYTES + 1)
+        data = read_input(expand_home(name), _MAX_GRAMMAR_BYTES)
     except FileNotFoundError as problem:
         raise FileMissing(f"{flag}: there is no file {name}", hint=_INLINE[flag]) from problem
     except OSError as problem:
         raise UsageError(f"{flag}: {name} cannot be read: {problem.strerror}") from problem
-    if len(data) > _MAX_GRAMMAR_BYTES:
-        raise UsageError(f"{flag}: {name} is larger than {_MAX_GRAMMAR_BYTES:,} bytes")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:

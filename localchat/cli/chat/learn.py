@@ -219,6 +219,11 @@ def _location(source: str) -> str:
     path = expand_home(source).absolute()
     if not path.exists():
         raise FileMissing(f"there is no file or folder {source}")
+    if not (path.is_file() or path.is_dir()):
+        raise UsageError(
+            f"{source} is a pipe or a device",
+            hint="learn reads documents again once they change: save the text in a file",
+        )
     return str(path.resolve())
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import BinaryIO, NamedTuple
 
 from localchat.cli.context import Notify
-from localchat.config.paths import expand_home
+from localchat.config.paths import MAX_INPUT_BYTES, expand_home, open_input
 from localchat.engine.attachments import make_attachment
 from localchat.engine.request import Attachment
 from localchat.errors import ContextExceeded, FileMissing, UsageError
@@ -17,7 +17,6 @@ from localchat.media.binary_kind import binary_kind, is_svg
 from localchat.media.format import HEAD_BYTES, media_format
 from localchat.sanitize import utf16_text
 
-MAX_INPUT_BYTES = 256 * 2**20
 _STDIN_NOTICE_S = 3.0
 """Time without input after which a notice says that stdin is read."""
 
@@ -73,7 +72,7 @@ def _read_file(name: str, notify: Notify) -> str | Attachment:
             hint="-f takes a file and can be given several times; localchat learn reads a folder",
         )
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             data = _bounded(file, name)
     except FileNotFoundError as problem:
         hint = "stdin needs no flag; it comes first" if name == "-" else ""

@@ -20,6 +20,7 @@ from localchat.cli.measure.options import (
 from localchat.cli.measure.records import MeasuredResult, measure_command, run_to_end
 from localchat.cli.options import UserPath, load_flags
 from localchat.cli.output import table
+from localchat.config.paths import read_input
 from localchat.errors import LocalchatError, UsageError, os_errors_as
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _read_text(app: AppContext, path: Path | None, *, history: bool) -> tuple[st
     if path is None:
         return SAMPLE_TEXT, sample_text()
     with os_errors_as(UsageError, f"--text {path} cannot be read"):
-        return path.name, path.read_text("utf-8", "replace")
+        return path.name, read_input(path).decode("utf-8", "replace").replace("\r\n", "\n")
 
 
 def _history_text(app: AppContext) -> str:

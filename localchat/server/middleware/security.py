@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from localchat.config.paths import read_input
 from localchat.errors import FileMissing, UsageError
 from localchat.server.config import ServerConfig
 from localchat.server.errors import ApiError, error_response, unavailable
@@ -39,6 +40,7 @@ _EXPOSED: Final = (
 """Headers of responses that pages may read. OpenAI's and Anthropic's libraries need the first four."""
 _KEY_VARIABLE: Final = "LOCALCHAT_API_KEY"
 _MIN_KEY_LENGTH: Final = 8
+_MAX_FILE_BYTES: Final = 1_000_000
 
 
 def checked_origins(values: Sequence[str]) -> tuple[str, ...]:
@@ -93,7 +95,8 @@ def read_keys(file: Path | None, environ: Mapping[str, str]) -> tuple[str, ...]:
 def _keys_in_file(file: Path) -> list[str]:
     try:
         status = file.stat()
-        text = file.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
+        # Editors on Windows write a byte order mark.
+        text = read_input(file, _MAX_FILE_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise FileMissing(f"the API key file {file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
