@@ -183,6 +183,14 @@ class History:
         self._rows[id_] = row
         return conversation
 
+    def message_ids(self, conversation_id: str) -> set[str]:
+        """Return the ids of a conversation's messages on disk, whoever wrote them."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT id FROM nodes WHERE conversation = ?", (conversation_id,)
+            )
+            return {str(id_) for (id_,) in rows}
+
     def summary(self, id_or_prefix: str) -> ConversationSummary:
         """Return the summary of a conversation. Raises UsageError."""
         id_ = self.find(id_or_prefix)

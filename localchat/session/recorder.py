@@ -25,6 +25,8 @@ class ConversationRecorder:
         self.history: History | None = None
         self._autosave: Autosave | None = None
         self._conversation: Conversation | None = None
+        self._reported_ids: set[str] = set()
+        """Messages of other programs that `added_elsewhere` has counted."""
         self._lock = threading.Lock()
 
     def attach(self, history: "History") -> None:
@@ -81,6 +83,20 @@ class ConversationRecorder:
             return False
         self._autosave.flush()
         return True
+
+    def added_elsewhere(self) -> int:
+        """Count the messages that other programs added to the conversation since the last call.
+
+        Raises HistoryUnusable.
+        """
+        history = self.history
+        conversation = self._conversation
+        if history is None or conversation is None:
+            return 0
+        new_ids = history.message_ids(conversation.id) - set(conversation.nodes)
+        new_ids -= self._reported_ids
+        self._reported_ids |= new_ids
+        return len(new_ids)
 
     def kept_draft(self) -> str:
         """Return the unsent text of the last run. May be empty."""

@@ -36,6 +36,7 @@ from localchat.session.recorder import SAVE_EVERY_S, ConversationRecorder
 from localchat.session.remarks import NoticeKind, Remark, Remarks
 from localchat.session.tool_calls import SessionTools
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
+from localchat.units import counted
 
 # Imported late, when an answer begins: the first frame of the screen must not wait for it.
 if TYPE_CHECKING:
@@ -409,7 +410,9 @@ class ChatSession:
     async def answer(self, parent: str, *, continued: Node | None = None) -> Outcome:
         """Answer the message `parent`. Failures become notices and are part of the outcome."""
         with self._exclusive():
-            outcome = await self._answer_with_tools(parent, continued)
+            outcome, _ = await asyncio.gather(
+                self._answer_with_tools(parent, continued), self._report_other_windows()
+            )
         if outcome.end == "too_long":
             from localchat.session.too_long import offer_choices
 
@@ -424,6 +427,17 @@ class ChatSession:
             offers = await load_offers(self.context, self.setup, outcome.error)
             self.notice("What you can do:", "info", offers)
         return outcome
+
+    async def _report_other_windows(self) -> None:
+        """Report messages that another program added to this conversation."""
+        with suppress(HistoryUnusable):  # `recorder.trouble` reports it
+            count = await asyncio.to_thread(self.recorder.added_elsewhere)
+            if count:
+                sentence = (
+                    f"another window added {counted(count, 'message')} to this conversation, on a branch "
+                    "of its own; open the conversation again to see it"
+                )
+                self.remark(sentence, "warning", passing=True)
 
     async def _answer_with_tools(self, parent: str, continued: Node | None) -> Outcome:
         """Answer a message, run the tool calls of the answer, and answer again until there are none."""

@@ -13,6 +13,7 @@ from localchat.engine.interface import EngineInfo
 from localchat.engine.request import Messages
 from localchat.engine.stats_line import brief_stats_line
 from localchat.errors import ContextExceeded, EngineDied, UsageError
+from localchat.history.store import History
 from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock, UserBlock
 from localchat.session.engine_holder import EngineHolder
@@ -472,6 +473,38 @@ def test_a_remark_before_the_first_words_stands_below_the_answer(tmp_path: Path)
         assert chat.page.notices()[-1].text == "faster again"
 
     run(Stage(tmp_path, script=script), play)
+
+
+def test_two_windows_on_one_conversation_lose_nothing_and_name_what_the_other_added(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "history.sqlite3"
+
+    async def play(chat: Chat) -> None:
+        chat.session.recorder.attach(History.open(file))
+        await chat.session.ask("one")
+        chat.session.recorder.flush()
+        other = Chat(chat.stage)
+        history = History.open(file)
+        other.session.recorder.attach(history)
+        other.session.resume(history.load(chat.session.conversation.id))
+        await other.session.ask("two")
+        other.session.recorder.flush()
+        assert other.page.notices() == []
+        await chat.session.ask("three")
+        (notice,) = chat.page.notices()
+        assert (notice.kind, "another window added 2 messages" in notice.text) == ("warning", True)
+        await chat.session.ask("four")
+        assert chat.page.notices() == []
+        chat.session.recorder.flush()
+        nodes = history.load(chat.session.conversation.id).nodes.values()
+        questions = [node.message.content for node in nodes if node.message.role == "user"]
+        assert (questions, len(nodes)) == (["one", "two", "three", "four"], 8)
+        assert all(node.state == "whole" for node in nodes)
+        chat.session.recorder.close()
+        other.session.recorder.close()
+
+    run(Stage(tmp_path), play)
 
 
 def test_a_holder_of_an_open_engine_closes_it() -> None:
