@@ -191,6 +191,13 @@ class History:
             )
             return {str(id_) for (id_,) in rows}
 
+    def answer_text(self, conversation_id: str, id_: str) -> str | None:
+        """Return the text of an answer on disk. None if it is not there."""
+        with self._database.read() as connection:
+            rows = read_nodes(connection, conversation_id)
+        texts = (node_from_row(row, {}).message.content for row in rows if row.id == id_)
+        return next(texts, None)
+
     def summary(self, id_or_prefix: str) -> ConversationSummary:
         """Return the summary of a conversation. Raises UsageError."""
         id_ = self.find(id_or_prefix)

@@ -4,7 +4,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from localchat.chat.conversation import Conversation, Node
-from localchat.errors import LocalchatError
+from localchat.errors import LocalchatError, UsageError
 
 if TYPE_CHECKING:
     from localchat.history.autosave import Autosave
@@ -97,6 +97,17 @@ class ConversationRecorder:
         new_ids -= self._reported_ids
         self._reported_ids |= new_ids
         return len(new_ids)
+
+    def check_unchanged(self, answer: Node) -> None:
+        """Raise UsageError if another program has changed an answer, and HistoryUnusable."""
+        if self.history is None or self._conversation is None:
+            return
+        self.flush()
+        text = self.history.answer_text(self._conversation.id, answer.id)
+        if text is not None and text != answer.message.content:
+            raise UsageError(
+                "another window continues this answer", hint="open the conversation again to see it"
+            )
 
     def kept_draft(self) -> str:
         """Return the unsent text of the last run. May be empty."""

@@ -385,6 +385,9 @@ class ChatSession:
             await self.regenerate()
             return
         parent = node.parent
+        with suppress(HistoryUnusable):  # `recorder.trouble` reports it
+            await asyncio.to_thread(self.recorder.check_unchanged, node)
+        self._refuse_second()
         node = drop_repeats(self, node)
         # The answer continues, so its error is out of date.
         for id_ in (error_id(node.id), self._failure_notice):

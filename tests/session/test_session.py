@@ -507,6 +507,32 @@ def test_two_windows_on_one_conversation_lose_nothing_and_name_what_the_other_ad
     run(Stage(tmp_path), play)
 
 
+def test_an_answer_that_another_window_continued_is_not_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite3"
+    cut = ScriptedAnswer(events=(Text(0, "a cache"), Finished(0, "length"), DONE))
+
+    async def play(chat: Chat) -> None:
+        chat.session.recorder.attach(History.open(file))
+        await chat.session.ask("What is it?")
+        chat.session.recorder.flush()
+        other = Chat(chat.stage)
+        history = History.open(file)
+        other.session.recorder.attach(history)
+        other.session.resume(history.load(chat.session.conversation.id))
+        await other.session.continue_answer()
+        other.session.recorder.flush()
+        with pytest.raises(UsageError, match="another window continues this answer"):
+            await chat.session.continue_answer()
+        await other.session.continue_answer()
+        chat.session.recorder.close()
+        other.session.recorder.flush()
+        (_, answer) = history.load(chat.session.conversation.id).path()
+        assert answer.message.content == "a cache" * 3
+        other.session.recorder.close()
+
+    run(Stage(tmp_path, script=lambda request: cut), play)
+
+
 def test_a_holder_of_an_open_engine_closes_it() -> None:
     engine = ScriptedEngine()
 
