@@ -20,6 +20,7 @@ from localchat.fit.report import Kind
 from localchat.fit.speed import Estimate
 from localchat.model_files.architecture import DIFFUSION, ENCODERS, RANK
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
+from localchat.model_files.gguf import has_gguf_magic
 from localchat_llamacpp.build_advice import (
     as_built,
     build_key,
@@ -87,13 +88,7 @@ class LlamaCppBackend(Backend):
 
     def accepts(self, path: Path) -> bool:
         """Return True if a file begins as GGUF, or is named so: then `open` explains what is wrong."""
-        if path.suffix.lower() == ".gguf":
-            return True
-        try:
-            with path.open("rb") as file:
-                return file.read(4) == b"GGUF"
-        except (OSError, ValueError):
-            return False
+        return path.suffix.lower() == ".gguf" or has_gguf_magic(path)
 
     def objection(self, model: ModelSummary) -> str:
         """Check that the library supports the architecture, and that the file is a plain model."""

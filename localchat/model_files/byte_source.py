@@ -34,8 +34,16 @@ class FileSource:
     """A file on disk, read by position. Close it, or use it as a context manager."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises OSError."""
+        """Raises OSError, or ModelInvalid for a pipe or a device."""
         self.name = os.fspath(path)
+        # Opening a pipe would wait until somebody writes to it. Opening a folder raises OSError.
+        path = Path(path)
+        if not path.is_file() and not path.is_dir() and path.exists():
+            raise ModelInvalid(
+                f"{self.name} is not a regular file (it is a pipe or a device).",
+                hint="Give the path of a file on a disk.",
+                path=self.name,
+            )
         self._file = open(path, "rb", buffering=0)  # noqa: PTH123, SIM115 - unbuffered, closed by `close`
         self.size = os.fstat(self._file.fileno()).st_size
 

@@ -364,9 +364,12 @@ def _placed(
 
 
 def has_gguf_magic(path: Path) -> bool:
-    """Return whether a file starts like a GGUF file. False if it is unreadable."""
+    """Return whether a file starts like a GGUF file. False for pipes, and if it is unreadable."""
     try:
+        # Opening a pipe would wait until somebody writes to it.
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
-    except OSError:
+    except (OSError, ValueError):
         return False

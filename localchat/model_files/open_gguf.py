@@ -97,11 +97,6 @@ def _read_file(path: Path, strings: Collection[str]) -> Header:
             raise _folder(path)
         if not path.exists():
             raise _missing(path)
-        if not path.is_file():
-            raise ModelInvalid(
-                f"{path} is not a regular file (it is a pipe or a device).",
-                hint="Give the path of a .gguf file.",
-            )
         with FileSource(path) as source:
             return read_source(source, strings)
 

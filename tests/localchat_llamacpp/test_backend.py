@@ -1,5 +1,6 @@
 """From a path to an opened model to a runner: what is refused, what is said, what is light."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,6 +91,8 @@ def test_files_are_accepted_by_their_first_bytes_or_their_name(
     assert backend.accepts(tmp_path / "missing.gguf")
     assert not backend.accepts(tmp_path / "text.bin")
     assert not backend.accepts(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert not backend.accepts(tmp_path / "pipe")
     assert not backend.accepts(tmp_path / "missing")
 
 

@@ -1,8 +1,9 @@
 """GGUF headers: what is read, what is refused, and that nothing else ever comes out."""
 
 import contextlib
+import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localchat.errors import ModelInvalid, ModelMissing
+from localchat.model_files.adapter import read_adapter
 from localchat.model_files.ggml_types import FILE_TYPES, NUMBER_FORMATS
 from localchat.model_files.gguf import Array, read_gguf
 from localchat.model_files.open_gguf import check_model, read_header, read_source
+from localchat.model_files.projector import read_projector
+from localchat.model_files.safetensors import read_safetensors
 from tests.support.bytes_source import BytesSource
 from tests.support.gguf_files import (
     ARCHITECTURES,
@@ -133,6 +137,15 @@ def test_only_the_header_is_read_through_the_source() -> None:
     source = Counting(llama(Size(layers=8, width=512, vocab=2048, heads=8)).encode())
     read_gguf(source)
     assert source.furthest < source.size // 10
+
+
+@pytest.mark.parametrize("read", [read_header, read_adapter, read_projector, read_safetensors])
+def test_a_pipe_is_refused_and_not_waited_for(
+    read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelInvalid, match="is not a regular file"):
+        read(tmp_path / "pipe")
 
 
 def test_a_missing_file_names_a_near_one(tmp_path: Path) -> None:
