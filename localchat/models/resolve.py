@@ -381,9 +381,11 @@ def locate_default(
 def last_model(paths: Paths) -> str | None:
     """Return the name of the model of the last run."""
     try:
-        return (paths.state_dir / _LAST_MODEL).read_text("utf-8", "surrogateescape").strip() or None
-    except (OSError, UnicodeDecodeError):
+        name = (paths.state_dir / _LAST_MODEL).read_text("utf-8", "surrogateescape").strip()
+    except OSError:
         return None
+    # A power failure may leave a file of zeros. No name contains one.
+    return None if not name or "\0" in name else name
 
 
 def remember_model(model: ResolvedModel, paths: Paths) -> None:

@@ -16,6 +16,7 @@ from localchat.models.names import parse
 from localchat.models.quantizations import gguf_variants, is_quantization, quantization_of
 from localchat.models.resolve import (
     IN_COMMAND,
+    last_model,
     locate,
     locate_default,
     locate_named,
@@ -348,6 +349,14 @@ def test_the_guide_says_that_it_answers_for_a_model_that_is_gone(paths: Paths) -
     guide = locate_default(None, "", paths)
     assert guide.notice == "coder, the model used last, is not here any more; the guide answers"
     assert guide.name == "guide"
+
+
+def test_a_name_of_zeros_which_a_power_failure_left_counts_as_no_name(paths: Paths) -> None:
+    remember_model(locate_default(None, "", paths), paths)
+    (path,) = paths.state_dir.glob("last-model")
+    path.write_bytes(bytes(100))
+    assert last_model(paths) is None
+    assert locate_default(None, "", paths).notice == ""
 
 
 def test_the_nearest_names_begin_with_the_models_that_are_here(paths: Paths) -> None:

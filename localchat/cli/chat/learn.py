@@ -15,7 +15,7 @@ from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.streams import Terminal, tell
 from localchat.config.paths import expand_home, find_paths
 from localchat.documents.folder import MAX_FILES
-from localchat.errors import ExitCode, FileMissing, UsageError
+from localchat.errors import ExitCode, FileMissing, LocalchatError, UsageError
 from localchat.units import counted, tokens
 
 if TYPE_CHECKING:
@@ -59,17 +59,23 @@ def command(
         library.forget(forget.removeprefix("@"))
         tell(f"localchat: forgot @{forget.removeprefix('@')}")
     elif list_ or not (sources or name):
-        _list(app, library, as_json)
+        return _list(app, library, as_json)
     else:
         return _learn(app, library, sources, name)
     return ExitCode.OK
 
 
-def _list(app: AppContext, library: "DocumentLibrary", as_json: bool) -> None:
+def _list(app: AppContext, library: "DocumentLibrary", as_json: bool) -> ExitCode:
     summaries: dict[str, Summary] = {}
+    code = ExitCode.OK
     for name in library.names():
-        with library.open(name) as collection:
-            summaries[name] = collection.summary()
+        # A damaged collection must not hide the others.
+        try:
+            with library.open(name) as collection:
+                summaries[name] = collection.summary()
+        except LocalchatError as problem:
+            tell(f"localchat: {problem.message}\n  {problem.hint}")
+            code = problem.exit_code
     if as_json:
         print_json(app.environ, [_record(name, summary) for name, summary in summaries.items()])
     elif summaries:
@@ -83,8 +89,9 @@ def _list(app: AppContext, library: "DocumentLibrary", as_json: bool) -> None:
             for name, summary in summaries.items()
         ]
         print_lines(app.environ, table(("NAME", "FILES", "TOKENS", "FROM"), rows, right=(1, 2)))
-    else:
+    elif code is ExitCode.OK:
         tell("localchat: no documents are indexed yet; localchat learn DIR indexes a folder")
+    return code
 
 
 def _record(name: str, summary: "Summary") -> dict[str, Any]:

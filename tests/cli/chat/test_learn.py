@@ -68,6 +68,17 @@ def test_files_without_text_are_not_learned(call: Call, tmp_path: Path) -> None:
     assert json.loads(call((), "learn", "--list", "--json").out) == []
 
 
+def test_a_damaged_collection_is_reported_beside_the_others(call: Call, folder: Path) -> None:
+    for name in ("bad", "good"):
+        call((), "learn", folder, "--name", name)
+    (path,) = find_paths(os.environ).data_dir.rglob("bad.sqlite3")
+    path.write_bytes(b"damaged" * 1000)
+    listed = call((), "learn", "--list")
+    assert listed.code == 1
+    assert "@good" in listed.out and "@bad" not in listed.out
+    assert "localchat learn --forget bad" in listed.err
+
+
 def test_files_that_cannot_be_read_are_counted_with_the_reason(call: Call, folder: Path) -> None:
     for number in range(3):
         (folder / f"{number}.pdf").write_bytes(pdf(""))
