@@ -5,10 +5,12 @@ the file contains the user's own input, so a damaged file is an error.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, UsageError, os_errors_as, reason
@@ -72,31 +74,39 @@ def read_aliases(paths: Paths) -> Aliases:
 def add_alias(paths: Paths, name: str, target: str) -> None:
     """Make `name` an alias of `target`, and replace an older one. Raises UsageError, LocalchatError."""
     check_name(name)
-    stored = read_aliases(paths)
-    _write(paths, Aliases({**stored.aliases, name: target}, stored.folders))
+    _update(paths, lambda stored: replace(stored, aliases={**stored.aliases, name: target}))
 
 
 def remove_alias(paths: Paths, name: str) -> None:
     """Remove an alias. Raises LocalchatError."""
-    stored = read_aliases(paths)
-    left = {other: target for other, target in stored.aliases.items() if other != name}
-    _write(paths, Aliases(left, stored.folders))
+
+    def without(stored: Aliases) -> Aliases:
+        left = {other: target for other, target in stored.aliases.items() if other != name}
+        return replace(stored, aliases=left)
+
+    _update(paths, without)
 
 
 def add_folder(paths: Paths, folder: Path) -> None:
     """Add a folder to search for models. Raises LocalchatError."""
-    stored = read_aliases(paths)
-    folders = dict.fromkeys((*stored.folders, str(folder)))
-    _write(paths, Aliases(stored.aliases, tuple(folders)))
+    _update(
+        paths,
+        lambda stored: replace(
+            stored, folders=tuple(dict.fromkeys((*stored.folders, str(folder))))
+        ),
+    )
 
 
 def remove_folder(paths: Paths, folder: Path) -> bool:
     """Stop searching a folder, and keep its files. False if it was not searched. Raises LocalchatError."""
-    stored = read_aliases(paths)
-    if str(folder) not in stored.folders:
+    if str(folder) not in read_aliases(paths).folders:
         return False
-    left = tuple(other for other in stored.folders if other != str(folder))
-    _write(paths, Aliases(stored.aliases, left))
+
+    def without(stored: Aliases) -> Aliases:
+        left = tuple(other for other in stored.folders if other != str(folder))
+        return replace(stored, folders=left)
+
+    _update(paths, without)
     return True
 
 
@@ -104,8 +114,15 @@ def _file(paths: Paths) -> StateFile[Aliases]:
     return StateFile(paths.data_dir / _FILE, Aliases, Aliases())
 
 
-def _write(paths: Paths, content: Aliases) -> None:
-    ordered = Aliases(dict(sorted(content.aliases.items())), content.folders)
+def _update(paths: Paths, change: Callable[[Aliases], Aliases]) -> None:
+    """Write `change` of the stored content."""
+    from filelock import FileLock
+
     file = _file(paths)
-    with os_errors_as(LocalchatError, f"{file.path} cannot be written"):
-        file.write(ordered)
+    path = paths.data_dir / _FILE
+    with os_errors_as(LocalchatError, f"{path} cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Two processes must not lose each other's changes.
+        with FileLock(path.with_suffix(".lock")):
+            content = change(read_aliases(paths))
+            file.write(replace(content, aliases=dict(sorted(content.aliases.items()))))

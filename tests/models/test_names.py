@@ -1,5 +1,6 @@
 """Names: what each means, what nobody knows, and which pulled model is meant."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from localchat.config.paths import Paths
 from localchat.errors import LocalchatError, ModelMissing, UsageError
-from localchat.models.aliases import add_alias
+from localchat.models.aliases import add_alias, read_aliases
 from localchat.models.catalog import CatalogEntry, read_models, shipped_file
 from localchat.models.hub.manifest import Manifest, PulledFile, record
 from localchat.models.hub.safe_paths import check_path
@@ -349,6 +350,13 @@ def test_the_guide_says_that_it_answers_for_a_model_that_is_gone(paths: Paths) -
     guide = locate_default(None, "", paths)
     assert guide.notice == "coder, the model used last, is not here any more; the guide answers"
     assert guide.name == "guide"
+
+
+def test_aliases_that_are_added_at_once_are_all_stored(paths: Paths) -> None:
+    names = [f"coder{number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: add_alias(paths, name, "guide"), names))
+    assert set(read_aliases(paths).aliases) == set(names)
 
 
 def test_a_name_of_zeros_which_a_power_failure_left_counts_as_no_name(paths: Paths) -> None:
