@@ -161,10 +161,23 @@ def remove_mcp_server(path: Path, name: str) -> None:
 
 def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object]) -> None:
     """Set values in a section of the file, or remove those that are None."""
-    import tomlkit
-    from tomlkit.items import Table
+    from filelock import FileLock
 
     from localchat.atomic import write_text
+
+    with os_errors_as(LocalchatError, f"the settings file {path} cannot be written"):
+        # The file may be a link into a folder of dotfiles.
+        target = path.resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Two processes must not lose each other's changes.
+        with FileLock(target.with_suffix(".lock")):
+            write_text(path, _changed(path, sections, values))
+
+
+def _changed(path: Path, sections: tuple[str, ...], values: Mapping[str, object]) -> str:
+    """Return the text of the file with the changes."""
+    import tomlkit
+    from tomlkit.items import Table
 
     # It raises for a file with errors, which must not be overwritten.
     read_settings(path)
@@ -180,8 +193,7 @@ def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object])
             section[key] = _toml_value(value)
         elif key in section:
             del section[key]
-    with os_errors_as(LocalchatError, f"the settings file {path} cannot be written"):
-        write_text(path, tomlkit.dumps(document))
+    return tomlkit.dumps(document)
 
 
 def _text(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -95,6 +96,14 @@ def test_a_refused_value_is_told_the_bound_that_it_exceeds(
     with pytest.raises(UsageError) as refused:
         convert(key, Given(value, "--x"))
     assert refused.value.message.startswith(said)
+
+
+def test_settings_that_are_written_at_once_are_all_stored(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    models = [f"qwen{number}" for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda model: write_setting(file, "seed", "2", model), models))
+    assert set(read_settings(file).models) == set(models)
 
 
 def test_writing_keeps_comments_order_and_other_values(tmp_path: Path) -> None:
