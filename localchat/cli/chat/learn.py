@@ -246,7 +246,9 @@ def _derived_name(location: str) -> str:
 
 def _check_same(collection: "Collection", locations: Sequence[str]) -> None:
     """Raise UsageError for new sources. Only a collection that `--name` names accepts them."""
-    if set(locations) - set(collection.summary().sources):
+    # A run that was killed, or that another process has just started, has stored no source yet.
+    sources = set(collection.summary().sources)
+    if sources and not sources.issuperset(locations):
         raise UsageError(
             f"@{collection.name} contains other documents",
             hint=f"--name {collection.name} adds to them; another name creates a new collection",

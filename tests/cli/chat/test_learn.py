@@ -9,6 +9,7 @@ import pytest
 
 from localchat.cli.document_options import complete_documents
 from localchat.config.paths import find_paths
+from localchat.documents.library import DocumentLibrary
 from localchat.engine.request import Messages
 from tests.documents.test_pages import docx, pdf
 from tests.support.cli_program import SCENARIOS, ScriptedApp
@@ -66,6 +67,14 @@ def test_files_without_text_are_not_learned(call: Call, tmp_path: Path) -> None:
     learned = call((), "learn", file)
     assert (learned.code, "has no readable text" in learned.err) == (2, True)
     assert json.loads(call((), "learn", "--list", "--json").out) == []
+
+
+def test_a_folder_is_learned_again_after_a_run_that_was_killed(call: Call, folder: Path) -> None:
+    with DocumentLibrary(find_paths(os.environ).data_dir / "documents").open(
+        "my-contracts", create=True
+    ):
+        pass
+    assert call((), "learn", folder).code == 0
 
 
 def test_a_damaged_collection_is_reported_beside_the_others(call: Call, folder: Path) -> None:
