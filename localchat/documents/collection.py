@@ -36,6 +36,8 @@ _COMMIT_INTERVAL_S: Final = 2.0
 _HINTS: Final = {
     sqlite3.SQLITE_BUSY: "another localchat reads them: try again",
     sqlite3.SQLITE_LOCKED: "another localchat reads them: try again",
+    # Both have read the same new file.
+    sqlite3.SQLITE_CONSTRAINT: "another localchat reads them: try again",
     sqlite3.SQLITE_FULL: "the disk is full: make room and try again",
     sqlite3.SQLITE_READONLY: "the file or its folder is read-only",
 }

@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +146,26 @@ def test_a_damaged_collection_says_what_helps(tmp_path: Path) -> None:
     with pytest.raises(LocalchatError) as told:
         library.open("bad")
     assert "localchat learn --forget bad" in told.value.hint
+
+
+def test_two_runs_that_read_the_same_new_file_say_try_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = DocumentLibrary(tmp_path / "library")
+    scan = Collection._scan
+
+    def scan_after_the_other(self: Collection, *arguments: Any) -> Any:
+        monkeypatch.setattr(Collection, "_scan", scan)
+        with library.open("same") as other:
+            other.learn([str(source)])
+        return scan(self, *arguments)
+
+    monkeypatch.setattr(Collection, "_scan", scan_after_the_other)
+    with library.open("same", create=True) as collection:
+        with pytest.raises(LocalchatError) as caught:
+            collection.learn([str(source)])
+        assert caught.value.hint == "another localchat reads them: try again"
+        collection.learn([str(source)])
 
 
 @pytest.mark.parametrize(
