@@ -72,7 +72,10 @@ def locate(
         )
     from localchat.models.aliases import find_alias, read_aliases
 
-    alias = find_alias(name, read_aliases(paths))
+    # No alias is a path, so a damaged file of aliases does not matter for one.
+    alias: ModelAlias | None = None
+    if "/" not in name:
+        alias = find_alias(name, read_aliases(paths))
     if alias is not None:
         model = _target_of(alias, paths, why, environ)
         return msgspec.structs.replace(

@@ -249,6 +249,15 @@ def test_a_path_that_cannot_be_there_is_told(paths: Paths, word: str) -> None:
         locate(word, paths, "why")
 
 
+def test_a_damaged_file_of_aliases_does_not_matter_for_a_path(paths: Paths) -> None:
+    paths.data_dir.mkdir(parents=True)
+    (paths.data_dir / "bookmarks.json").write_bytes(bytes(300))
+    file = put(paths, "x", "a", "q8_0")
+    assert locate(str(file), paths, "why").path == file
+    with pytest.raises(LocalchatError, match="cannot be read"):
+        locate("x", paths, "why")
+
+
 def test_an_address_as_a_model_names_the_flag_for_servers(paths: Paths) -> None:
     with pytest.raises(ModelMissing) as caught:
         locate("http://127.0.0.1:8000/v1", paths, "why")
