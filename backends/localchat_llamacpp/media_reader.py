@@ -335,10 +335,10 @@ class MediaEncoder:
                 continue
             tokens = int(api.mtmd_input_chunk_get_n_tokens(part.handle))
             positions = int(api.mtmd_input_chunk_get_n_pos(part.handle))
-            whole = bool(api.mtmd_decode_use_non_causal(context.handle, part.handle))
+            non_causal = bool(api.mtmd_decode_use_non_causal(context.handle, part.handle))
             audio = api.mtmd_input_chunk_get_type(part.handle) == AUDIO
-            divisible = not whole and (audio or not self._mrope)
-            layouts.append(_Layout(tokens, positions, whole, audio, divisible))
+            divisible = not non_causal and (audio or not self._mrope)
+            layouts.append(_Layout(tokens, positions, non_causal, audio, divisible))
         result = tuple(layouts)
         with self._lock:
             self._remember(source, result)

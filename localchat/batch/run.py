@@ -73,10 +73,12 @@ class BatchProgress:
 
     def count_usage(self, body: Any) -> None:  # noqa: ANN401 - JSON
         """Add the token counts of an answer."""
+        if not isinstance(body, dict):
+            return
         end = _ended_early(body)
         self.cut += end == "length"
         self.looping += end == "repetition"
-        usage = body.get("usage") if isinstance(body, dict) else None
+        usage = body.get("usage")
         if not isinstance(usage, dict):
             return
         # The second names are those of the Responses API.
@@ -89,11 +91,12 @@ class BatchProgress:
             self.cached_tokens += _count(details, "cached_tokens")
 
 
-def _ended_early(body: Any) -> str:  # noqa: ANN401 - JSON
-    """Return `length` or `repetition` if a choice ended early, otherwise an empty string."""
-    choices = body.get("choices") if isinstance(body, dict) else None
-    if isinstance(body, dict) and body.get("status") == "incomplete":
+def _ended_early(body: dict[str, Any]) -> str:
+    """Return `length` or `repetition` if an answer ended early, otherwise an empty string."""
+    # The Responses API has a status in place of choices.
+    if body.get("status") == "incomplete":
         return "length"
+    choices = body.get("choices")
     if not isinstance(choices, list):
         return ""
     for choice in choices:

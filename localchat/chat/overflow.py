@@ -276,10 +276,10 @@ def leave_out_again(
     max_tokens: int | None = None,
     thinking: ReasoningChoice = "auto",
 ) -> LeaveOutPlan | None:
-    """Leave out more of the oldest messages if the policy allows it, and return the plan.
+    """Leave out more of the oldest messages, and return the plan.
 
-    Returns None if that does not help, or if the engine cannot count tokens. Report the refusal then. The
-    context in `refusal` overrides that of the engine's `info`.
+    Returns None if the policy does not allow that, if it does not help, or if the engine cannot count tokens.
+    Report the refusal then. The context in `refusal` overrides that of the engine's `info`.
     """
     if conversation.policy.kind != "leave_out_oldest":
         return None

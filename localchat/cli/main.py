@@ -241,6 +241,11 @@ def _is_about_a_value(problem: click.ClickException) -> bool:
     return isinstance(problem, click.BadOptionUsage)
 
 
+def _has_output(command: click.Command) -> bool:
+    """Return True if a command writes to the file of `-o`."""
+    return any("--output" in param.opts for param in command.params)
+
+
 def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
     command = "localchat"
     if context := _context(problem):
@@ -248,8 +253,7 @@ def _usage_hint(problem: click.ClickException, args: Sequence[str]) -> str:
     if isinstance(problem, UnknownSubcommand) and problem.hint:
         return problem.hint
     extra = problem.message.removeprefix(f"{_EXTRA} (").removesuffix(")")
-    params = context.command.params if context else []
-    if extra in args and any("--output" in param.opts for param in params):
+    if context is not None and extra in args and _has_output(context.command):
         index = args.index(extra)
         with_flag = shlex.join(["localchat", *args[:index], "-o", *args[index:]])
         return f"-o names the file to write: {with_flag}"

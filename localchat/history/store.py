@@ -184,7 +184,7 @@ class History:
         return conversation
 
     def message_ids(self, conversation_id: str) -> set[str]:
-        """Return the ids of a conversation's messages on disk, whoever wrote them."""
+        """Return the ids of a conversation's messages on disk, also those of other programs."""
         with self._database.read() as connection:
             rows = connection.execute(
                 "SELECT id FROM nodes WHERE conversation = ?", (conversation_id,)

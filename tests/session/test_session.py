@@ -475,6 +475,16 @@ def test_a_remark_before_the_first_words_stands_below_the_answer(tmp_path: Path)
     run(Stage(tmp_path, script=script), play)
 
 
+def second_window(chat: Chat, file: Path) -> tuple[Chat, History]:
+    """Open the conversation of a chat once more, with a history of its own."""
+    chat.session.recorder.flush()
+    other = Chat(chat.stage)
+    history = History.open(file)
+    other.session.recorder.attach(history)
+    other.session.resume(history.load(chat.session.conversation.id))
+    return other, history
+
+
 def test_two_windows_on_one_conversation_lose_nothing_and_name_what_the_other_added(
     tmp_path: Path,
 ) -> None:
@@ -483,11 +493,7 @@ def test_two_windows_on_one_conversation_lose_nothing_and_name_what_the_other_ad
     async def play(chat: Chat) -> None:
         chat.session.recorder.attach(History.open(file))
         await chat.session.ask("one")
-        chat.session.recorder.flush()
-        other = Chat(chat.stage)
-        history = History.open(file)
-        other.session.recorder.attach(history)
-        other.session.resume(history.load(chat.session.conversation.id))
+        other, history = second_window(chat, file)
         await other.session.ask("two")
         other.session.recorder.flush()
         assert other.page.notices() == []
@@ -514,11 +520,7 @@ def test_an_answer_that_another_window_continued_is_not_written_over(tmp_path: P
     async def play(chat: Chat) -> None:
         chat.session.recorder.attach(History.open(file))
         await chat.session.ask("What is it?")
-        chat.session.recorder.flush()
-        other = Chat(chat.stage)
-        history = History.open(file)
-        other.session.recorder.attach(history)
-        other.session.resume(history.load(chat.session.conversation.id))
+        other, history = second_window(chat, file)
         await other.session.continue_answer()
         other.session.recorder.flush()
         with pytest.raises(UsageError, match="another window continues this answer"):

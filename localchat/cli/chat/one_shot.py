@@ -115,7 +115,9 @@ class OneShot:
             else:
                 self._receive_fitting()
             # Several choices share the machine, so their speed is not that of the model.
-            done = answer.status.done if self._settings.n == 1 else None
+            done = None
+            if self._settings.n == 1:
+                done = answer.status.done
             remember(self._setup, self._engine.info, done)
             return self.print_rest()
         except ContextExceeded as problem:
@@ -329,7 +331,9 @@ class OneShot:
                 continue
             # An engine that still reads its model answers late.
             max_tokens, context = self._limits()
-            name = "answer" if self._settings.n == 1 else f"answer {number + 1}"
+            name = "answer"
+            if self._settings.n > 1:
+                name = f"answer {number + 1}"
             sentence = end_sentence(end, max_tokens, context, what=name)
             advice = end_advice(end, max_tokens, context)
             self._terminal.print_line(f"localchat: {sentence} {advice}")
