@@ -39,12 +39,13 @@ from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.ranks.host_memory import block_count
 from localchat_cuda.ranks.messages import RankJob
 from localchat_cuda.ranks.rank_weights import RankWeights
-from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS
+from localchat_cuda.runner.common_steps import DRAFT_ROWS
 from localchat_cuda.runner.cuda_errors import is_out_of_memory
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE
 from localchat_cuda.runner.host_pages import HostMemory, HostPages
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
+    DRAFT_STEP_TOKENS,
     MIXED_BUCKETS,
     MIXED_DECODE_BUCKETS,
     PREFILL_BUCKETS,

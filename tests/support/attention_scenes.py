@@ -3,12 +3,14 @@
 import torch
 
 from localchat_cuda.kernels.attention.reference import AttentionBatch
+from tests.support.seeded import seeded
 
 PAGE = 64
 
 
 def numbers(*extents: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*extents, generator=torch.Generator().manual_seed(seed + sum(extents)))
+    generator = seeded(seed + sum(extents))
+    return torch.randn(*extents, generator=generator)
 
 
 def scene(
@@ -19,7 +21,7 @@ def scene(
     width = 1 + max(-(-length // PAGE) for _, length in work)
     total = sum(-(-length // PAGE) for _, length in work)
     pool = torch.full((total + 1, 2, j, PAGE, d), float("nan"), dtype=torch.float16)
-    free = torch.randperm(total, generator=torch.Generator().manual_seed(1)).tolist()
+    free = torch.randperm(total, generator=seeded(1)).tolist()
     tables = torch.full((len(work) + 1, width), total, dtype=torch.int32)
     starts, taken = [], 0
     for i, (count, length) in enumerate(work):

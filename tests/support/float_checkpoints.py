@@ -92,14 +92,14 @@ _E4M3 = torch.tensor([e4m3(code) for code in range(256)], dtype=torch.float64)
 def nvfp4_values(packed: torch.Tensor, scales: torch.Tensor, number: float) -> torch.Tensor:
     """Return the weight fp64 [N, K] of codes [N, K/2], e4m3 scales [N, K/16], and the number of the layer."""
     codes = torch.stack((packed & 15, packed >> 4), 2).flatten(1)
-    wide = _E4M3[scales.view(torch.uint8).long()].repeat_interleave(16, 1)
-    return _E2M1[codes.long()] * wide * number
+    wide = _E4M3.to(scales.device)[scales.view(torch.uint8).long()].repeat_interleave(16, 1)
+    return _E2M1.to(codes.device)[codes.long()] * wide * number
 
 
 def mxfp8_values(codes: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """Return the weight fp64 [N, K] of e4m3 codes [N, K] and e8m0 exponents [N, K/32]."""
     powers = torch.exp2(exponents.double() - 127).repeat_interleave(32, 1)
-    return _E4M3[codes.view(torch.uint8).long()] * powers
+    return _E4M3.to(codes.device)[codes.view(torch.uint8).long()] * powers
 
 
 def nvfp4_parts(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
 from tests.support import int4_reference
 from tests.support.int4_weights import values
+from tests.support.seeded import seeded
 
 
 def compare_prepare(
@@ -14,11 +15,7 @@ def compare_prepare(
 ) -> None:  # fmt: skip
     """Assert that kernel and reference write equal rows, residual and squares."""
     k, splits = 384, 3
-    order = (
-        torch.randperm(k, generator=torch.Generator().manual_seed(5)).int().to(device)
-        if ordered
-        else None
-    )
+    order = torch.randperm(k, generator=seeded(5)).int().to(device) if ordered else None
     columns = 2 * k + 16 if mode == "act_and_mul" else k + 16 if mode == "plain" else k
     source = (
         values(rows + 1, k).to(device)

@@ -4,12 +4,13 @@ import torch
 
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
+from tests.support.seeded import seeded
 
 CPU = torch.device("cpu")
 
 
 def weight(n: int, k: int, seed: int = 0, group: int = BLOCK_K) -> W4:
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     codes = torch.randint(0, 16, (n, k), generator=generator)
     scales = torch.rand(n, k // group, generator=generator) * 0.01 + 0.005
     zeros = torch.randint(0, 16, (n, k // group), generator=generator)
@@ -21,4 +22,4 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def values(m: int, k: int) -> torch.Tensor:
-    return torch.randn(m, k, generator=torch.Generator().manual_seed(m * k)) * 3
+    return torch.randn(m, k, generator=seeded(m * k)) * 3

@@ -37,6 +37,7 @@ from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import CheckpointWeights, WeightSource
 from tests.support import int4_reference
 from tests.support.awq import to_awq
+from tests.support.seeded import seeded
 
 CPU = torch.device("cpu")
 VOCABULARY = 160
@@ -442,7 +443,7 @@ def save(model: Any, folder: Path, shards: str = "100KB") -> None:
 def save_awq(model: Any, folder: Path, floating: str = "-") -> None:
     """Layers as AutoAWQ writes them, but for those that have `floating` in their names; the model's own
     weights become what the codes stand for."""
-    generator = torch.Generator().manual_seed(3)
+    generator = seeded(3)
 
     def layer(prefix: str, weight: torch.Tensor) -> Layer:
         n, k = weight.shape
@@ -459,7 +460,7 @@ def save_awq(model: Any, folder: Path, floating: str = "-") -> None:
 
 def save_mxfp4(model: Any, folder: Path) -> None:
     """gpt-oss as it is published, experts in MXFP4; the model's own become what is stored."""
-    generator = torch.Generator().manual_seed(4)
+    generator = seeded(4)
     tensors: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
@@ -594,7 +595,7 @@ class Tiny:
         self.pages = Pages(self.config, 13, 256, CPU, dtype, fp8=fp8_kv, slots=3)
         spoil(self.pages)
         self.collective = collective
-        order = torch.randperm(12, generator=torch.Generator().manual_seed(2)).int()
+        order = torch.randperm(12, generator=seeded(2)).int()
         self.tables = torch.cat((order.view(3, 4), torch.tensor([[12, 0, 0, 0]]).int()))
 
     def step(self, *stretches: Stretch, packed: bool = False) -> torch.Tensor:
@@ -634,5 +635,5 @@ class Tiny:
 
 @lru_cache
 def tokens_of(seed: int, count: int) -> tuple[int, ...]:
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return tuple(torch.randint(0, VOCABULARY, (count,), generator=generator).tolist())

@@ -12,6 +12,7 @@ from localchat.backend_api.interface import Capabilities
 from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.runner.input_batch import (
     DECODE_BUCKETS,
+    DRAFT_STEP_TOKENS,
     MIXED_BUCKETS,
     MIXED_DECODE_BUCKETS,
     PREFILL_BUCKETS,
@@ -32,11 +33,6 @@ _COVERING_HISTORY = 300
 """Length of texts in the steps that cover others. Their graphs also run longer and shorter texts."""
 DRAFT_ROWS = 8
 """Row limit of a step with drafts."""
-DRAFT_STEP_TOKENS = 64
-"""Token limit of a step with drafts.
-
-Larger steps have so many shapes that every few of them would be launched kernel by kernel, which costs more
-than drafts save."""
 _DRAFT_PARTS = (1, 2, 4, 8, 16)
 """Parts of a step with drafts: rows, including padding, and halves of long drafts."""
 _MIXED_TOKENS = 1024

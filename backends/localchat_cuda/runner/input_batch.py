@@ -52,6 +52,11 @@ MIXED_DECODE_BUCKETS = (0, 8, 32, 64, 128, 256)
 """Rows of decoding sequences in a step with prompt chunks. Every combination needs a graph."""
 MAX_DECODE_WIDTH = 2 * WIDEST
 """Limit of new tokens above which a sequence is a prompt chunk."""
+DRAFT_STEP_TOKENS = 64
+"""Token limit of a step with drafts.
+
+Larger steps have so many shapes that every few of them would be launched kernel by kernel, which costs more
+than drafts save."""
 _MAX_COVER_PADDING = 1024
 """Largest number of padding tokens in another step's graph.
 
@@ -174,13 +179,19 @@ def build_input_batch(
     config: BatchConfig,
     scratch: int,
     cover: StepShape | None = None,
+    max_decode_width: int = MAX_DECODE_WIDTH,
 ) -> InputBatch:
     """Order and pad the spans of a step, which have at least one token each.
 
     Padding is text of the slot `scratch`, because rows without a sequence would read unwritten memory. `cover`:
-    a shape that may cover the step's own (StepShape.may_cover). The result has it if the step fits."""
-    # A state processes the tokens of a span in order, so spans must not be split.
-    max_decode_width = WIDEST if config.states else MAX_DECODE_WIDTH
+    a shape that may cover the step's own (StepShape.may_cover). The result has it if the step fits.
+    `max_decode_width`: wider spans are prompt chunks."""
+    if config.states:
+        # A state processes the tokens of a span in order, so spans must not be split.
+        max_decode_width = min(max_decode_width, WIDEST)
+    if sum(span.width for span in spans if span.width <= max_decode_width) > DRAFT_STEP_TOKENS:
+        # The wider ones are short prompts. Steps of prompt chunks are likelier to have a graph.
+        max_decode_width = 1
     decode_rows = [row for row, span in enumerate(spans) if span.width <= max_decode_width]
     prefill_rows = [row for row, span in enumerate(spans) if span.width > max_decode_width]
     decode_used = sum(spans[row].width for row in decode_rows)

@@ -45,7 +45,13 @@ from localchat_cuda.runner.cuda_errors import describe_device, is_device_fault, 
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, CudaGraphs
 from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.host_pages import HostPages
-from localchat_cuda.runner.input_batch import DECODE_BUCKETS, BatchConfig, StepShape, TokenSpan
+from localchat_cuda.runner.input_batch import (
+    DECODE_BUCKETS,
+    MAX_DECODE_WIDTH,
+    BatchConfig,
+    StepShape,
+    TokenSpan,
+)
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.runner.model import DeviceModel
@@ -240,14 +246,20 @@ class CudaRunner:
     def _wait_for_kernels(self, plan: StepPlan) -> None:
         """Wait until the kernels of a step are compiled.
 
-        Compiled by this process, one after the other, they would take longer."""
+        Compiled by this process, one after the other, they would take longer. A short prompt runs with the
+        kernels of longer ones until its own are compiled, so only rounding differs from later answers."""
+        self._executor.max_decode_width = MAX_DECODE_WIDTH
         if self.compiling is None:
             return
         if self.compiling.finished():
             self.compiling = None
             return
         drafts = any(row.drafts for row in plan.rows)
-        self.compiling.wait(Phase.of([row.width for row in plan.rows], drafts=drafts))
+        phase = Phase.of([row.width for row in plan.rows], drafts=drafts)
+        if phase is Phase.SHORT_PROMPT and not self.compiling.reached(phase):
+            self._executor.max_decode_width = 1
+            phase = Phase.ONE_ROW
+        self.compiling.wait(phase)
 
     def _update_drafting_state(self, plan: StepPlan, model: DeviceModel) -> None:
         """Report a plan's sequences to the drafter and the store of last states."""

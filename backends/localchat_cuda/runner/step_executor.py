@@ -22,6 +22,7 @@ from localchat_cuda.kernels.sampling.rescore import Rescoring, decides
 from localchat_cuda.runner.cuda_graphs import CudaGraphs, ResultBuffer
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
 from localchat_cuda.runner.input_batch import (
+    MAX_DECODE_WIDTH,
     BatchConfig,
     BatchSlices,
     InputBatch,
@@ -133,6 +134,8 @@ class StepExecutor:
         words = 2 * (max_rows + ALIGNED_WORDS)
         self._template: _DecodeTemplate | None = None
         """Last step, if the next plan may move its rows."""
+        self.max_decode_width = MAX_DECODE_WIDTH
+        """Wider spans are prompt chunks."""
         self._results: ResultRing | None = None
         if model.kernels:
             self._results = ResultRing(results, words, pinned=self._gpu)
@@ -190,7 +193,9 @@ class StepExecutor:
         before. Neighbors change it anyway. Ranks could have different graphs."""
         scratch = self._table.scratch
         spans = [TokenSpan(row.slot, row.start, row.width) for row in plan.rows]
-        batch = build_input_batch(spans, self._config, scratch)
+        batch = build_input_batch(
+            spans, self._config, scratch, max_decode_width=self.max_decode_width
+        )
         kind = self._kind_to_cover(plan, batch)
         if kind:
             for shape in self.graphs.covers(kind, batch.shape)[:_MAX_COVERS]:

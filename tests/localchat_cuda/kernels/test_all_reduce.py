@@ -8,6 +8,7 @@ import torch
 
 from localchat_cuda.kernels.all_reduce import PeerMemory, all_reduce
 from localchat_cuda.kernels.int4.activations import HalfRows, prepare
+from tests.support.seeded import seeded
 
 CPU = torch.device("cpu")
 
@@ -31,7 +32,7 @@ def inboxes() -> list[PeerMemory]:
 
 
 def partial_sums(rank: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    draw = torch.Generator().manual_seed(rank)
+    draw = seeded(rank)
     return [torch.randn(shape, generator=draw).to(dtype) for shape in SHAPES]
 
 
@@ -78,11 +79,11 @@ K = 256
 
 def norms(inbox: PeerMemory, fused: bool, out: torch.Tensor) -> None:
     torch.set_num_threads(1)
-    draw = torch.Generator().manual_seed(inbox.rank)
+    draw = seeded(inbox.rank)
     place = 0
     for rows in NORM_ROWS:
         y = torch.randn(2, rows, K, generator=draw)
-        weight = torch.rand(K, generator=torch.Generator().manual_seed(5))
+        weight = torch.rand(K, generator=seeded(5))
         residual = torch.full((rows, K), 0.5)
         squares = torch.empty(rows, K // 128)
         written = HalfRows.empty(rows, K, CPU)

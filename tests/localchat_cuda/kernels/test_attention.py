@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,6 +13,8 @@ from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from tests.support import int4_reference
 from tests.support.attention_scenes import PAGE, close, numbers, scene
+from tests.support.seeded import seeded
+from tests.support.tiny_engine_core import DEVICE
 
 
 @pytest.mark.parametrize(
@@ -50,6 +54,8 @@ def test_decode_of_several_tokens_matches_the_reference(h: int, j: int, d: int) 
 def test_windows_soft_caps_and_scales_match_the_reference(rules: Rules, prefill: bool) -> None:
     work = [(9, 150)]
     q, k, v, batch = scene(work, 2, 1, 64)
+    if rules.sinks is not None:
+        rules = replace(rules, sinks=rules.sinks.to(q.device))
     wanted = attention_reference.reference(q, k, v, batch, rules)
     if prefill:
         out = torch.zeros_like(q)
@@ -153,7 +159,7 @@ def test_merge_writes_the_activations_of_the_next_gemm(h: int, d: int, ordered: 
     decode_attention.attend(q, k, v, batch, 1, partials)
     flat = torch.empty(1, 384)
     decode_attention.merge(partials, flat)
-    order = torch.randperm(384, generator=torch.Generator().manual_seed(5)) if ordered else None
+    order = torch.randperm(384, generator=seeded(5)) if ordered else None
     if order is not None:
         flat = flat[:, order]
     for found, wanted in (
@@ -189,7 +195,7 @@ def test_rope_store_matches_the_reference(
     t, columns = 3, (h + 2 * j) * d
     qkv = numbers(splits, t, columns)
     radians = Rotation(10000.0, None, turning).radians(d, 300)
-    table = rope.angle_table(300, d, radians, torch.device("cpu"))
+    table = rope.angle_table(300, d, radians, DEVICE)
     positions = torch.tensor([0, 63, 64], dtype=torch.int32)
     slots = torch.tensor([1, 0, 1], dtype=torch.int32)
     tables = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
@@ -223,7 +229,7 @@ def test_rope_store_matches_the_reference(
 def test_rope_store_norms_values_and_takes_keys_for_them(stored: int) -> None:
     """Of a layer without values of its own, and of one that stores nothing."""
     h, j, d, t = 4, 2, 64, 3
-    qkv, table = numbers(2, t, (h + stored * j) * d), rope.angles(300, d, 1e4, torch.device("cpu"))
+    qkv, table = numbers(2, t, (h + stored * j) * d), rope.angles(300, d, 1e4, DEVICE)
     positions, slots = (torch.tensor(each, dtype=torch.int32) for each in ([0, 63, 64], [1, 0, 1]))
     tables = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
     found = []

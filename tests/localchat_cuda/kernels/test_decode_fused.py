@@ -11,8 +11,8 @@ from localchat_cuda.kernels.attention import reference as attention_reference
 from localchat_cuda.kernels.attention.decode import Partials
 from localchat_cuda.kernels.attention.reference import Rules
 from tests.support.attention_scenes import PAGE, close, numbers, scene
+from tests.support.tiny_engine_core import DEVICE
 
-CPU = torch.device("cpu")
 WINDOW = Rules(window=50, sinks=torch.tensor([2.0, -1.0]))
 
 
@@ -38,7 +38,7 @@ def test_one_launch_does_what_rope_store_and_attention_do(
     q, k, v, batch = scene([(1, length) for length in lengths], h, j, d)
     # Rows of longer ones, as those with gates.
     qkv = numbers(parts, t, columns + 32)[..., :columns] / parts**0.5
-    angles = rope.angle_table(400, d, Rotation(10000.0, None, turning).radians(d, 400), CPU)
+    angles = rope.angle_table(400, d, Rotation(10000.0, None, turning).radians(d, 400), DEVICE)
     bias = numbers(columns) if "bias" in extras else None
     norms = (numbers(d), numbers(d, seed=1)) if "norms" in extras else (None, None)
     for i, length in enumerate(lengths):  # the new token's cell was never written
@@ -52,7 +52,7 @@ def test_one_launch_does_what_rope_store_and_attention_do(
     )  # fmt: skip
     wanted = attention_reference.reference(q, pool[:, 0], pool[:, 1], batch, rules)
     assert decode_fused.serves(qkv, h, d, k, None)
-    partials, out = Partials.empty(splits, t, h, d, CPU), torch.full((t, h * d), float("nan"))
+    partials, out = Partials.empty(splits, t, h, d, DEVICE), torch.full((t, h * d), float("nan"))
     decode_fused.store_and_attend(
         qkv, angles, k, v, batch, partials, rules, dtype=torch.float16, bias=bias,
         q_norm=norms[0], k_norm=norms[1], columns=turning,

@@ -38,9 +38,9 @@ class Shape(NamedTuple):
 
 
 SHAPES = [Shape(2, 4, 16, 32), Shape(1, 3, 32, 64), Shape(2, 2, 64, 16)]
-WIDE_SHAPES = [Shape(2, 4, 32, 32), Shape(1, 3, 32, 64), Shape(2, 2, 64, 32)]
+WIDE_SHAPES = [Shape(2, 4, 64, 64), Shape(1, 3, 64, 128), Shape(2, 2, 128, 64)]
 """Those that the chunked form takes."""
-MAMBA_SHAPES = [Shape(2, 4, 32, 80), Shape(1, 3, 64, 64)]
+MAMBA_SHAPES = [Shape(2, 4, 64, 80), Shape(1, 3, 64, 64)]
 """Heads of 80 columns are no power of two."""
 
 
@@ -275,7 +275,7 @@ def test_prompts_of_narrow_heads_take_the_recurrent_form(shape: Shape) -> None:
     scene = Scene(shape, [Part(0, 3, 1), Part(1, 0, 70)], torch.float32)
     apply_layer(scene)
     scene.assert_right(1e-5)
-    with pytest.raises(ValueError, match="keys and values of 32 columns wanted"):
+    with pytest.raises(ValueError, match="keys and values of 64 columns wanted"):
         chunked.apply(scene.right, scene.projection, scene.states, scene.chunked_part(), scene.out)
 
 
@@ -306,7 +306,7 @@ def test_gates_before_norms_of_groups_are_their_reference(t: int, h: int, v: int
 
 def test_wrong_arguments_are_named() -> None:
     scene = Scene(WIDE_SHAPES[0], FEW[0], torch.float16)
-    few = scene.projection._replace(qkvz=scene.projection.qkvz[..., :-150])
+    few = scene.projection._replace(qkvz=scene.projection.qkvz[..., : scene.shape.channels - 1])
     with pytest.raises(ValueError, match="qkvz"):
         prepare.prepare(few, scene.weights, scene.states, scene.tokens, scene.prepared)
     half = scene.states._replace(matrices=scene.states.matrices.half())

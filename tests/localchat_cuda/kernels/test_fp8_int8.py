@@ -16,6 +16,7 @@ from localchat_cuda.kernels.fp8_int8 import tile_ops as w8_tile_ops
 from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_config import GemvConfig, W8TileConfig
 from tests.support import float_checkpoints, fp8_reference
+from tests.support.seeded import seeded
 
 KINDS = {
     "row": w8_pack.e4m3_rows,
@@ -29,12 +30,12 @@ NUMBERS = (CODES & 127) != 127
 
 
 def drawn(kind: str, n: int, k: int) -> W8:
-    generator = torch.Generator().manual_seed(n + k)
+    generator = seeded(n + k)
     return KINDS[kind](torch.randn(n, k, generator=generator))
 
 
 def rows(m: int, k: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(m, k, generator=torch.Generator().manual_seed(m)).to(dtype)
+    return torch.randn(m, k, generator=seeded(m)).to(dtype)
 
 
 def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -270,7 +271,7 @@ def test_logits_of_more_rows_than_a_tile_are_computed_in_chunks() -> None:
 
 
 def test_quantization_error_is_within_half_a_code() -> None:
-    weight = torch.randn(5000, 128, generator=torch.Generator().manual_seed(5))
+    weight = torch.randn(5000, 128, generator=seeded(5))
     whole = w8_pack.whole_rows(weight)
     steps = (w8_pack.dense(whole) - weight).abs() / whole.scales[:, None]
     assert float(steps.max()) <= 0.501

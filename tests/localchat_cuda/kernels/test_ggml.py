@@ -28,6 +28,8 @@ from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.launch import interpreted
 from tests.support import float_checkpoints, int4_reference
 from tests.support.ggml_blocks import random_rows
+from tests.support.seeded import seeded
+from tests.support.tiny_engine_core import DEVICE
 
 TYPES = tuple(GGUF_FORMS)
 PRODUCT_TYPES = (*GGUF_FORMS, NVFP4)
@@ -36,7 +38,7 @@ _LEGACY = tuple(name for name, form in GGUF_FORMS.items() if form.block == 32)
 
 def _nvfp4_parts(n: int, k: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Random codes, scales of all sizes, and a number."""
-    draw = torch.Generator().manual_seed(seed)
+    draw = seeded(seed)
     codes = torch.randint(0, 256, (n, k // 2), generator=draw, dtype=torch.uint8)
     scales = torch.randint(0, 0x7F, (n, k // 16), generator=draw, dtype=torch.uint8)
     return codes, scales.view(torch.float8_e4m3fn), torch.tensor([0.0123])
@@ -56,7 +58,7 @@ def _ggml_values(type_: str, n: int, k: int, seed: int = 0) -> npt.NDArray[np.fl
 
 
 def _rows(m: int, k: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(m, k, generator=torch.Generator().manual_seed(m)).to(dtype)
+    return torch.randn(m, k, generator=seeded(m)).to(dtype)
 
 
 @pytest.mark.parametrize("type_", TYPES)
@@ -141,7 +143,7 @@ needs_interpreter = pytest.mark.skipif(not interpreted(), reason="runs in Triton
 
 
 def _int8_rows(m: int, k: int) -> Int8Rows:
-    rows = Int8Rows.empty(m, k, torch.device("cpu"), 16)
+    rows = Int8Rows.empty(m, k, DEVICE, 16)
     int4_reference.quantize(_rows(m, k, torch.float32), rows)
     return rows
 
@@ -182,7 +184,7 @@ def test_rows_are_divided_by_their_rms_in_the_product() -> None:
 
 @needs_interpreter
 def test_rows_are_written_in_the_order_of_the_products() -> None:
-    x, rows = _rows(2, 256, torch.float32), Int8Rows.empty(2, 256, torch.device("cpu"), 16)
+    x, rows = _rows(2, 256, torch.float32), Int8Rows.empty(2, 256, DEVICE, 16)
     prepare("plain", x[None], rows)
     assert torch.allclose(int4_reference.natural_int8(rows), x, atol=2e-4)
     whole = (x.view(2, 2, 128) / rows.factors[:, :2, 0].t()[..., None]).round().int()
@@ -262,8 +264,6 @@ def test_wrong_rows_and_columns_are_refused() -> None:
     with pytest.raises(ValueError, match="rows: 1 to 8"):
         gemm_int8.gemm(nine, weight, torch.empty(1, 9, 16), config)
     with pytest.raises(ValueError, match="in groups of 128"):
-        gemm_int8.gemm(
-            Int8Rows.empty(1, 256, torch.device("cpu")), weight, torch.empty(1, 1, 16), config
-        )
+        gemm_int8.gemm(Int8Rows.empty(1, 256, DEVICE), weight, torch.empty(1, 1, 16), config)
     with pytest.raises(ValueError, match="16 columns from 1 of 16"):
         gemm_int8.gemm(rows, weight, torch.empty(1, 1, 16), config, 1)

@@ -22,7 +22,9 @@ from localchat_cuda.kernels.int4.tile_config import (
 from tests.support import int4_reference
 from tests.support.awq import to_awq
 from tests.support.int4_activations import compare_prepare
-from tests.support.int4_weights import CPU, relative, values, weight
+from tests.support.int4_weights import relative, values, weight
+from tests.support.seeded import seeded
+from tests.support.tiny_engine_core import DEVICE
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -69,15 +71,15 @@ def test_repacked_awq_layer_keeps_its_values(group: int) -> None:
 def test_rows_sorted_reorders_the_dense_rows(group: int) -> None:
     w, rows = (
         weight(64, 384, group=group),
-        torch.randperm(64, generator=torch.Generator().manual_seed(4)),
+        torch.randperm(64, generator=seeded(4)),
     )
     assert torch.equal(w4_pack.dense(w4_pack.rows_sorted(w, rows)), w4_pack.dense(w)[rows])
 
 
 def test_prepare_with_an_order_equals_prepare_of_ordered_columns() -> None:
-    order = torch.randperm(256, generator=torch.Generator().manual_seed(6)).int()
+    order = torch.randperm(256, generator=seeded(6)).int()
     x = values(3, 256)
-    held = [HalfRows.empty(3, 256, CPU) for _ in range(2)]
+    held = [HalfRows.empty(3, 256, DEVICE) for _ in range(2)]
     w4_activations.prepare("plain", x[None], held[0], order=order)
     w4_activations.prepare("plain", x[:, order.long()][None].contiguous(), held[1])
     assert torch.equal(held[0].x, held[1].x)
@@ -115,7 +117,7 @@ def test_pack_refuses_shapes_that_do_not_divide() -> None:
 def test_int8_gemm_matches_the_reference(rows: int, shape: TileConfig, group: int) -> None:
     w = weight(32, 640 if shape.warps == 1 else 512, group=group)
     x = values(rows, w.features_in)
-    held = Int8Rows.empty(rows, w.features_in, CPU, group)
+    held = Int8Rows.empty(rows, w.features_in, DEVICE, group)
     int4_reference.quantize(x, held)
     out = torch.full((shape.splits, rows, 32), float("nan"))
     w4_few.gemm(held, w, out, shape)
@@ -136,7 +138,7 @@ def test_int8_gemm_matches_the_reference(rows: int, shape: TileConfig, group: in
 def test_fp16_gemm_matches_the_reference(rows: int, shape: TileConfig, group: int) -> None:
     w = weight(32, 640 if shape.warps == 1 else 512, group=group)
     x = values(rows, w.features_in)
-    held = HalfRows.empty(rows, w.features_in, CPU, group=group)
+    held = HalfRows.empty(rows, w.features_in, DEVICE, group=group)
     int4_reference.quantize(x, held)
     out = torch.full((shape.splits, rows, 32), float("nan"))
     w4_few.gemm(held, w, out, shape)
@@ -153,11 +155,11 @@ def test_every_variant_applies_the_norm_of_each_row(variant: GemmVariant, group:
     wanted = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)) @ w4_pack.dense(w).t()
     out = torch.empty(1, rows, 64)
     if variant == "int8":
-        held = Int8Rows.empty(rows, 256, CPU, group)
+        held = Int8Rows.empty(rows, 256, DEVICE, group)
         int4_reference.quantize(x, held)
         w4_few.gemm(held, w, out, TileConfig(1, 2, 1, 1), RowNorm(squares, 1e-6))
     else:
-        half = HalfRows.empty(rows, 256, CPU, "slots" if variant == "tiled" else "lanes", group)
+        half = HalfRows.empty(rows, 256, DEVICE, "slots" if variant == "tiled" else "lanes", group)
         int4_reference.quantize(x, half)
         if variant == "tiled":
             tiled = w4_tiled.TiledGemmConfig(TileConfig(1, 4, 2, 1), 16)
@@ -172,7 +174,7 @@ def test_every_variant_applies_the_norm_of_each_row(variant: GemmVariant, group:
 def test_a_scaled_residual_is_normed_as_if_it_were_not(size: float, kernel: bool) -> None:
     w, rows, eps = weight(64, 256), 3, 1e-5
     x, gain = values(rows, 256) * size, values(1, 256)[0].clamp(-1.0, 1.0)
-    held = HalfRows.empty(rows, 256, CPU)
+    held = HalfRows.empty(rows, 256, DEVICE)
     squares, residual = torch.empty(rows, 2), x.clone()
     call = w4_activations.prepare if kernel else int4_reference.prepare
     call(
@@ -190,7 +192,7 @@ def test_int8_gemm_with_an_outlier_keeps_the_precision_of_its_block(group: int) 
     w = weight(16, 256, group=group)
     x = values(1, 256)
     x[0, 7] = 300.0
-    held = Int8Rows.empty(1, 256, CPU, group)
+    held = Int8Rows.empty(1, 256, DEVICE, group)
     int4_reference.quantize(x, held)
     out = torch.empty(1, 1, 16)
     w4_few.gemm(held, w, out, TileConfig(1, 1, 1, 1))
@@ -228,7 +230,7 @@ def test_prepare_matches_the_reference(
     mode: w4_activations.Mode, kind: str, rows: int, ordered: bool
 ) -> None:
     """One row count of every format with and without an order; the other combinations: test_int4_gpu.py."""
-    compare_prepare(mode, kind, rows, ordered, CPU)
+    compare_prepare(mode, kind, rows, ordered, DEVICE)
 
 
 @pytest.mark.parametrize("group", [32, 64])
@@ -238,7 +240,7 @@ def test_prepare_matches_the_reference(
 def test_prepare_for_small_groups_matches_the_reference(
     kind: str, rows: int, ordered: bool, group: int
 ) -> None:
-    compare_prepare("norm", kind, rows, ordered, CPU, group)
+    compare_prepare("norm", kind, rows, ordered, DEVICE, group)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -253,8 +255,10 @@ def test_natural_order_inverts_ordered(order: w4_activations.Order, group: int) 
 def test_rows_for_other_groups_are_refused() -> None:
     w = weight(64, 256, group=32)
     with pytest.raises(ValueError, match="groups of 32 wanted, 64 given"):
-        int4.gemm(int4.empty_activations(1, 256, CPU, 64), w)
-    lanes, slots = (HalfRows.empty(9, 256, CPU, order) for order in get_args(w4_activations.Order))
+        int4.gemm(int4.empty_activations(1, 256, DEVICE, 64), w)
+    lanes, slots = (
+        HalfRows.empty(9, 256, DEVICE, order) for order in get_args(w4_activations.Order)
+    )
     out = torch.empty(1, 9, 64)
     with pytest.raises(ValueError, match="groups of 32 wanted, 128 given"):
         w4_few.gemm(lanes, w, out, TileConfig(1, 1, 1, 1))
@@ -322,7 +326,7 @@ def test_smaller_groups_have_configs_that_compile_soon(
 
 def test_wrong_arguments_raise_with_their_name() -> None:
     w = weight(32, 256)
-    held = Int8Rows.empty(1, 256, CPU)
+    held = Int8Rows.empty(1, 256, DEVICE)
     with pytest.raises(ValueError, match="out"):
         w4_few.gemm(held, w, torch.empty(2, 1, 32), TileConfig(1, 1, 1, 1))
     with pytest.raises(ValueError, match="factors"):
@@ -352,7 +356,7 @@ def test_tiled_gemm_matches_the_fp16_reference(
 ) -> None:
     w = weight(128, 384, group=group)
     x = values(rows, w.features_in)
-    held = HalfRows.empty(rows, w.features_in, CPU, "slots", group)
+    held = HalfRows.empty(rows, w.features_in, DEVICE, "slots", group)
     int4_reference.quantize(x, held)
     out = torch.full((shape.splits, rows, 128), float("nan"))
     squares = x.square().view(rows, 3, 128).sum(-1)
@@ -383,10 +387,10 @@ def test_fused_gemm_applies_act_and_mul(
     """into: the group of the weight that reads the result."""
     w = weight(512, 384, group=group)
     x = values(rows, w.features_in) / 30
-    held = HalfRows.empty(rows, w.features_in, CPU, "slots", group)
+    held = HalfRows.empty(rows, w.features_in, DEVICE, "slots", group)
     int4_reference.quantize(x, held)
     squares = x.square().view(rows, 3, 128).sum(-1)
-    found, wanted = (HalfRows.empty(rows, 256, CPU, "slots", into) for _ in range(2))
+    found, wanted = (HalfRows.empty(rows, 256, DEVICE, "slots", into) for _ in range(2))
     found.x.fill_(float("nan"))
     config = w4_tiled.TiledGemmConfig(TileConfig(2, warps, 3, 1), tile)
     w4_tiled.gemm(held, w, found, config, norm=RowNorm(squares, 0.5), gelu=gelu)
@@ -397,13 +401,13 @@ def test_fused_gemm_applies_act_and_mul(
 
 def test_fused_gemm_refuses_unsupported_configs() -> None:
     w = weight(128, 256)
-    held, into = (HalfRows.empty(40, k, CPU, "slots") for k in (256, 64))
+    held, into = (HalfRows.empty(40, k, DEVICE, "slots") for k in (256, 64))
     with pytest.raises(ValueError, match="two blocks and one split of 128 features"):
         w4_tiled.gemm(held, w, into, w4_tiled.TiledGemmConfig(TileConfig(1, 4, 3, 1), 64))
     square = weight(512, 256)
     with pytest.raises(ValueError, match="out: memory of its own"):
         w4_tiled.gemm(held, square, held, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
-    lanes = HalfRows.empty(40, 64, CPU, "lanes")
+    lanes = HalfRows.empty(40, 64, DEVICE, "lanes")
     with pytest.raises(ValueError, match="out: slot order wanted"):
         w4_tiled.gemm(held, w, lanes, w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64))
 

@@ -9,6 +9,7 @@ from localchat_cuda.kernels import int4
 from localchat_cuda.kernels.int4 import gemm_e4m3
 from localchat_cuda.kernels.int4.pack import W4, E4M3Copy, dense, pack
 from tests.support.fp8_reference import round_rows
+from tests.support.seeded import seeded
 from tests.support.tiny_engine_core import DEVICE, ON_GPU
 
 pytestmark = pytest.mark.skipif(
@@ -21,7 +22,7 @@ K = 384
 
 
 def weight(group: int = 128) -> W4:
-    draw = torch.Generator().manual_seed(1)
+    draw = seeded(1)
     codes = torch.randint(0, 16, (N, K), generator=draw)
     zeros = torch.randint(0, 16, (N, K // group), generator=draw)
     scales = torch.rand(N, K // group, generator=draw) * 0.01 + 0.001
@@ -29,7 +30,7 @@ def weight(group: int = 128) -> W4:
 
 
 def numbers(rows: int, seed: int) -> torch.Tensor:
-    draw = torch.Generator().manual_seed(seed)
+    draw = seeded(seed)
     return torch.randn(rows, K, generator=draw).half().to(DEVICE)
 
 

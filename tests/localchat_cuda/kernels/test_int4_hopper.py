@@ -19,6 +19,7 @@ from tests.support import gluon_emulation, int4_reference
 from tests.support.compiled_kernels import KernelCompiler
 from tests.support.gluon_emulation import Boxes, Pointer
 from tests.support.int4_weights import CPU, relative, values, weight
+from tests.support.tiny_engine_core import DEVICE
 
 SEVEN = {(37888, 3584, True), (3584, 18944, False), (4608, 3584, False), (3584, 3584, False)}
 EVEN = HopperTileConfig(64, 2, even=True)
@@ -123,7 +124,7 @@ def test_emulated_kernel_matches_the_reference_and_clears_its_flags(
     """gelu None: partial sums without act_and_mul. into: the group of the weight that reads the result."""
     w, x, groups = weight(n, k, group=group), values(rows, k) / 30, k // 128
     fused = gelu is not None
-    held = w4_activations.HalfRows.empty(rows, k, CPU, "slots", group)
+    held = w4_activations.HalfRows.empty(rows, k, DEVICE, "slots", group)
     int4_reference.quantize(x, held)
     squares = x.square().view(rows, groups, 128).sum(-1)
     shape = (rows, n // 2) if fused else (config.splits, rows, n)
@@ -154,7 +155,7 @@ def test_emulated_kernel_matches_the_reference_and_clears_its_flags(
     if gelu is None:
         assert relative(out.sum(0), sums) < 1e-3
     else:
-        wanted = w4_activations.HalfRows.empty(rows, n // 2, CPU, "slots", into)
+        wanted = w4_activations.HalfRows.empty(rows, n // 2, DEVICE, "slots", into)
         int4_reference.prepare("act_and_mul", sums[None], wanted, gelu=gelu)
         assert relative(out.float(), wanted.x.float()) < 1e-3
 
@@ -217,7 +218,7 @@ def test_gemms_dispatch_by_tile_config(monkeypatch: pytest.MonkeyPatch) -> None:
         w4_hopper, "gemm", lambda r, w, out, *given, gelu: calls.append((out, *given, gelu))
     )
     w = weight(512, 384)
-    rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
+    rows, into = (w4_activations.HalfRows.empty(40, k, DEVICE, "slots") for k in (384, 256))
     norm = RowNorm(torch.empty(40, 3), 0.5)
     int4.gemm_silu_mul(rows, w, into, norm, gelu=True)
     assert calls.pop() == (into, EVEN, norm, True)
@@ -229,18 +230,21 @@ def test_gemms_dispatch_by_tile_config(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unsupported_arguments_raise() -> None:
     w = weight(512, 384)
     x = values(40, 384)
-    rows, into = (w4_activations.HalfRows.empty(40, k, CPU, "slots") for k in (384, 256))
+    rows, into = (w4_activations.HalfRows.empty(40, k, DEVICE, "slots") for k in (384, 256))
     int4_reference.quantize(x, rows)
     with pytest.raises(ValueError, match=r"config: .* does not divide a weight"):
         w4_hopper.gemm(rows, w, torch.empty(4, 40, 512), HopperTileConfig(64, 2, 4))
     with pytest.raises(ValueError, match="out: shape 2x40x512 wanted"):
         w4_hopper.gemm(rows, w, torch.empty(1, 40, 512), HopperTileConfig(64, 2, 2))
-    lanes = w4_activations.HalfRows.empty(40, 256, CPU, "lanes")
+    lanes = w4_activations.HalfRows.empty(40, 256, DEVICE, "lanes")
     with pytest.raises(ValueError, match="out: slot order wanted"):
         w4_hopper.gemm(rows, w, lanes, EVEN)
     with pytest.raises(ValueError, match=r"rows: .* in slot order wanted"):
         w4_hopper.gemm(
-            w4_activations.HalfRows.empty(40, 384, CPU, "lanes"), w, into, HopperTileConfig(64, 2)
+            w4_activations.HalfRows.empty(40, 384, DEVICE, "lanes"),
+            w,
+            into,
+            HopperTileConfig(64, 2),
         )
 
 

@@ -19,6 +19,8 @@ from localchat_cuda.kernels.attention.decode import Partials
 from localchat_cuda.kernels.attention.reference import Rules
 from tests.support.attention_scenes import PAGE, close, numbers, scene
 from tests.support.kv_fp8_scenes import NONE, coded, coded_scene
+from tests.support.seeded import seeded
+from tests.support.tiny_engine_core import DEVICE
 
 
 @given(
@@ -44,7 +46,7 @@ def test_encoding_rounds_to_the_nearest_code(values: list[float]) -> None:
 
 @pytest.mark.parametrize("d", [64, 96, 128, 256])
 def test_hadamard_rotation_keeps_products_and_spreads_outliers(d: int) -> None:
-    generator = torch.Generator().manual_seed(d)
+    generator = seeded(d)
     q, k = torch.randn(2, 50, d, generator=generator)
     k[:, 5] += 300.0
     rotated = kv_fp8.hadamard_reference(k)
@@ -55,7 +57,7 @@ def test_hadamard_rotation_keeps_products_and_spreads_outliers(d: int) -> None:
 
 def test_keys_with_an_outlier_channel_keep_their_scores() -> None:
     """Keys of Qwen2.5 have channels of 300 beside others of 3."""
-    generator = torch.Generator().manual_seed(4)
+    generator = seeded(4)
     q, k = torch.randn(2, 200, 128, generator=generator)
     k[:, 40] += 300.0
     rotated = kv_fp8.hadamard_reference(k)
@@ -80,7 +82,7 @@ def test_kernel_encodes_as_torch_does(d: int, turning: int) -> None:
     qkv[0, 0, -d:] = torch.arange(17, 17 + d) / 2
     qkv[0, 0, -1] = -127
     radians = Rotation(10000.0, None, turning).radians(d, 300)
-    table = rope.angle_table(300, d, radians, torch.device("cpu"))
+    table = rope.angle_table(300, d, radians, DEVICE)
     positions = torch.tensor([0, 63, 64, 65, 2, 3], dtype=torch.int32)
     slots = torch.zeros(t, dtype=torch.int32)
     tables = torch.tensor([[2, 0]], dtype=torch.int32)

@@ -11,6 +11,7 @@ from localchat_cuda.kernels.attention.decode import Partials
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from localchat_cuda.kernels.launch import Traits
 from tests.support.attention_scenes import close, numbers, scene
+from tests.support.seeded import seeded
 
 RULES = Rules(scale=0.07)
 
@@ -129,7 +130,7 @@ def test_stored_rows_and_queries_are_those_of_the_reference(
     own = h * (plain + tail)
     first = numbers(3, tokens, own + d + tail) if merged else numbers(2, tokens, own)
     second = first if merged else numbers(3, tokens, 40 + d + tail)
-    generator = torch.Generator().manual_seed(tokens)
+    generator = seeded(tokens)
     positions = torch.randperm(4 * 64, generator=generator)[:tokens].int()
     slots = torch.ones(tokens, dtype=torch.int32)
     tables = torch.tensor([[0, 0, 0, 0], [3, 1, 4, 2]], dtype=torch.int32)

@@ -18,15 +18,16 @@ from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows, Rows
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from tests.support import int4_reference
 from tests.support.attention_scenes import numbers, scene
-from tests.support.int4_weights import CPU, values, weight
+from tests.support.int4_weights import values, weight
+from tests.support.tiny_engine_core import DEVICE
 
 # numpy, under the interpreter, warns where a GPU computes on.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 NAN = float("nan")
 FORMATS: dict[str, Callable[[int, int], Rows]] = {
-    "int8": lambda m, k: Int8Rows.empty(m, k, CPU),
-    "fp16": lambda m, k: HalfRows.empty(m, k, CPU),
-    "tiled": lambda m, k: HalfRows.empty(m, k, CPU, "slots", factored=False),
+    "int8": lambda m, k: Int8Rows.empty(m, k, DEVICE),
+    "fp16": lambda m, k: HalfRows.empty(m, k, DEVICE),
+    "tiled": lambda m, k: HalfRows.empty(m, k, DEVICE, "slots", factored=False),
 }
 
 
@@ -83,7 +84,7 @@ def test_it_passes_the_norm_after_a_sublayer(form: str) -> None:
 
 @pytest.mark.parametrize("gelu", [False, True])
 def test_it_passes_the_fused_gate(gelu: bool) -> None:
-    rows, out = (HalfRows.empty(3, 256, CPU, "slots", factored=False) for _ in range(2))
+    rows, out = (HalfRows.empty(3, 256, DEVICE, "slots", factored=False) for _ in range(2))
     int4_reference.quantize(spoilt(values(3, 256)), rows)
     config = w4_tiled.TiledGemmConfig(TileConfig(2, 4, 3, 1), 64)
     w4_tiled.gemm(rows, weight(512, 256), out, config, gelu=gelu)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from localchat_cuda.kernels import qk_norm
+from tests.support.seeded import seeded
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -12,7 +13,7 @@ from localchat_cuda.kernels import qk_norm
 def test_normalize_matches_the_reference(
     splits: int, dtype: torch.dtype, rows: int, queries: int, keys: int
 ) -> None:
-    generator = torch.Generator().manual_seed(rows + splits)
+    generator = seeded(rows + splits)
     qkv = torch.randn(splits, rows, queries + 2 * keys, generator=generator).to(dtype)
     q_norm, k_norm = (torch.randn(n, generator=generator).to(dtype) for n in (queries, keys))
     found = [torch.full((rows, queries + 2 * keys), float("nan")) for _ in range(2)]

@@ -13,9 +13,10 @@ from localchat_cuda.kernels.fp8_int8.pack import dense
 from localchat_cuda.kernels.sampling import rescore, sample
 from localchat_cuda.kernels.sampling import state as sample_state
 from tests.localchat_cuda.kernels.test_sampling import settings_of
+from tests.support.seeded import seeded
+from tests.support.tiny_engine_core import DEVICE
 
 N, K = 520, 128
-CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = SamplingParams(temperature=0.8, top_p=1.0, min_p=0.0)
 SETTINGS = [
@@ -43,12 +44,12 @@ class Drawn(NamedTuple):
 
 
 def head_of(seed: int, dtype: torch.dtype = torch.float16, n: int = N, k: int = K) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return (torch.randn(n, k, generator=generator) * 0.2).to(dtype)
 
 
 def states_of(rows: int, seed: int, dtype: torch.dtype = torch.float16, k: int = K) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed + 1000)
+    generator = seeded(seed + 1000)
     return torch.randn(rows, k, generator=generator).to(dtype)
 
 
@@ -71,9 +72,9 @@ def drawn(
         extras["masking"] = sample_state.Masking(mask, torch.zeros(rows, dtype=torch.int32))
     sample.draw(
         logits, sample_state.Draws(order, order, order * 0 + position), settings_of(params),
-        sample_state.Scratch.empty(rows, n, CPU), tokens, torch.empty(rows), torch.empty(rows),
+        sample_state.Scratch.empty(rows, n, DEVICE), tokens, torch.empty(rows), torch.empty(rows),
         rescoring=rescore.Rescoring(x, head, copy.bounds),
-        rescore_scratch=rescore.RescoreScratch.empty(rows, n, CPU), **extras,  # type: ignore[arg-type]
+        rescore_scratch=rescore.RescoreScratch.empty(rows, n, DEVICE), **extras,  # type: ignore[arg-type]
     )  # fmt: skip
     same = (logits == approximate) | (logits.isnan() & approximate.isnan())
     return Drawn(tokens.tolist(), logits, ~same)

@@ -7,19 +7,23 @@ from localchat_cuda.kernels import rms_norm, rms_norm_post
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows
 from tests.support import int4_reference
+from tests.support.seeded import seeded
+from tests.support.tiny_engine_core import DEVICE
 
-CPU = torch.device("cpu")
 EPS = 1e-6
 
 
 def numbers(*extents: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*extents, generator=torch.Generator().manual_seed(seed + sum(extents)))
+    return torch.randn(
+        *extents,
+        generator=seeded(seed + sum(extents)),
+    )
 
 
 def rows_of(kind: str, rows: int, k: int) -> w4_activations.Rows:
     if kind == "int8":
-        return Int8Rows.empty(rows, k, CPU)
-    return HalfRows.empty(rows, k, CPU, "lanes" if kind == "lanes" else "slots")
+        return Int8Rows.empty(rows, k, DEVICE)
+    return HalfRows.empty(rows, k, DEVICE, "lanes" if kind == "lanes" else "slots")
 
 
 def natural(rows: w4_activations.Rows, m: int, k: int) -> torch.Tensor:
@@ -61,7 +65,7 @@ def test_prepare_writes_the_normed_residual(
     kind: str, rows: int, k: int, splits: int, size: float, ordered: bool
 ) -> None:
     """Also with a residual far beyond the range of fp16, and with columns in another order."""
-    order = torch.randperm(k, generator=torch.Generator().manual_seed(8)).int() if ordered else None
+    order = torch.randperm(k, generator=seeded(8)).int() if ordered else None
     y, post, weight = numbers(splits, rows, k), numbers(k) * size, numbers(k, seed=1)
     begin = numbers(rows, k, seed=7) * size
     normed = torch.empty(rows, k)

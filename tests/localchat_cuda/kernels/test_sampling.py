@@ -16,13 +16,13 @@ from localchat_cuda.kernels.sampling import state as sample_state
 from localchat_cuda.kernels.sampling.rare import RareTensors
 from localchat_cuda.kernels.sampling.rescore import decides
 from tests.support.gumbel_noise import gumbel
+from tests.support.tiny_engine_core import DEVICE
 
 V = 3000
-CPU = torch.device("cpu")
 
 
 def settings_of(params: list[SamplingParams]) -> sample_state.SamplingTensors:
-    found = sample_state.SamplingTensors.empty(len(params), 4, CPU)
+    found = sample_state.SamplingTensors.empty(len(params), 4, DEVICE)
     for i, p in enumerate(params):
         found.floats[i] = torch.tensor([column(p) for column in sample_state.FIELDS.values()])
         found.top_k[i] = p.top_k
@@ -81,7 +81,7 @@ def drawn(
             torch.arange(p, dtype=torch.int32), order, torch.tensor(positions, dtype=torch.int32)
         ),
         held,
-        sample_state.Scratch.empty(p, vocabulary, CPU),
+        sample_state.Scratch.empty(p, vocabulary, DEVICE),
         tokens,
         logprobs,
         normalizers,
@@ -270,7 +270,7 @@ def test_wrong_arguments_raise_with_their_name() -> None:
             torch.zeros(1, V),
             sample_state.Draws(one, one, one),
             held,
-            sample_state.Scratch.empty(2, V, CPU),
+            sample_state.Scratch.empty(2, V, DEVICE),
             one,
             torch.empty(1),
             torch.empty(1),

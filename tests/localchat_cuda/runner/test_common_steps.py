@@ -6,12 +6,12 @@ from dataclasses import replace
 from localchat.backend_api.interface import Capabilities
 from localchat_cuda.runner.common_steps import (
     DRAFT_ROWS,
-    DRAFT_STEP_TOKENS,
     common_steps,
     covering_steps,
 )
 from localchat_cuda.runner.cuda_graphs import GRAPHS
 from localchat_cuda.runner.input_batch import (
+    DRAFT_STEP_TOKENS,
     MAX_DECODE_WIDTH,
     BatchConfig,
     StepShape,

@@ -57,6 +57,18 @@ def test_padding_is_one_text_as_far_as_its_block_table_goes() -> None:
     assert max(single.batch.counts[1:].tolist()) == 20
 
 
+def test_short_prompts_are_chunks_in_a_step_too_large_for_drafts() -> None:
+    config = BatchConfig(4, 2, 64, 64, 4)
+    few = build_input_batch([TokenSpan(slot, 30, 12) for slot in range(5)], config, 9)
+    assert few.all_logits
+    many = build_input_batch([TokenSpan(slot, 30, 12) for slot in range(8)], config, 9)
+    assert not many.all_logits
+    assert (many.shape.decode_tokens, many.shape.tokens) == (0, 128)
+    mixed = [*[TokenSpan(slot, 30, 1) for slot in range(60)], TokenSpan(60, 30, 12)]
+    batch = build_input_batch(mixed, config, 99)
+    assert (batch.shape.decode_tokens, batch.shape.tokens) == (64, 128)
+
+
 def test_all_arrays_are_aligned_as_kernels_were_compiled_for() -> None:
     """Triton compiles a kernel once more for a pointer that is not aligned to 16 bytes: seconds, in a step."""
     writers = [TokenSpan(slot, 90 + slot, 1) for slot in range(3)]

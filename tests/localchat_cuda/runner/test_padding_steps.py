@@ -18,9 +18,15 @@ from localchat.backend_api.interface import (
 from localchat.backend_api.prepared_steps import DecodeRow
 from localchat.engine.request import Grammar
 from localchat_cuda.runner import step_executor
-from localchat_cuda.runner.common_steps import DRAFT_ROWS, DRAFT_STEP_TOKENS
+from localchat_cuda.runner.common_steps import DRAFT_ROWS
 from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, Body, CudaGraphs
-from localchat_cuda.runner.input_batch import InputBatch, StepShape, TokenSpan, build_input_batch
+from localchat_cuda.runner.input_batch import (
+    DRAFT_STEP_TOKENS,
+    InputBatch,
+    StepShape,
+    TokenSpan,
+    build_input_batch,
+)
 from localchat_cuda.runner.kv_pages import ModelInputs
 from localchat_cuda.runner.runner import CudaRunner
 from tests.support import tiny_models
@@ -169,8 +175,8 @@ def test_a_step_without_wanted_logits_keeps_a_row(
 
     monkeypatch.setattr(runner.model, "hidden_states", counted)
 
-    def uncaptured(*layout: Any) -> InputBatch:
-        return replace(build_input_batch(*layout), captured=False)
+    def uncaptured(*layout: Any, **options: Any) -> InputBatch:
+        return replace(build_input_batch(*layout, **options), captured=False)
 
     monkeypatch.setattr(step_executor, "build_input_batch", uncaptured)
     row = StepRow(7, 0, 0, tokens_of(1, 40), (), (0,))

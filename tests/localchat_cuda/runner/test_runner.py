@@ -495,6 +495,24 @@ def test_a_step_waits_for_the_kernels_of_its_phase(folder: Path) -> None:
     assert runner.compiling is None
 
 
+def test_a_short_prompt_does_not_wait_for_its_own_kernels(folder: Path) -> None:
+    asked = request(tokens_of(3, 9), max_tokens=12)
+    loop = TinyLoop(tiny_runner(folder))
+    plain = loop.received[loop.ask(asked)]
+    loop.run_until_idle()
+    runner = tiny_runner(folder)
+    compiling = KernelsInTheMaking()
+    runner.compiling = compiling
+    loop = TinyLoop(runner)
+    told = loop.received[loop.ask(asked)]
+    loop.run_until_idle()
+    assert set(compiling.waits) == {Phase.ONE_ROW}
+    assert apart(plain, told) < NEAR
+    compiling.reach(Phase.SHORT_PROMPT)
+    loop.say(request(tokens_of(4, 9), max_tokens=2))
+    assert set(compiling.waits) == {Phase.ONE_ROW, Phase.SHORT_PROMPT}
+
+
 def test_while_kernels_compile_requests_run_one_after_the_other(folder: Path) -> None:
     runner = tiny_runner(folder, slots=12, blocks=80)
     runner.capabilities = replace(runner.capabilities, prepares_steps=True)

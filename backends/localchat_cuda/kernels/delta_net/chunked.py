@@ -39,10 +39,12 @@ from localchat_cuda.kernels.delta_net.shapes import (
 )
 from localchat_cuda.kernels.launch import launch_kernel, require, tensor_or, traits
 
-LEAST_COLUMNS = 32
-"""Fewest of a key and of a value. With keys of 16, `_chunk_kernel` reads outside of shared memory on Hopper if
-Triton 3.6's own assembler (ptxas 12.8.93) made it. With that of the CUDA toolkit it is right, and so are 32, 64
-and 128 with both. Values of 16 make products as narrow, and were not tried on a GPU."""
+LEAST_COLUMNS = 64
+"""Fewest of a key and of a value; no published model has fewer.
+
+With keys of 16, or keys of 64 and values of 32 in fp16, `_chunk_kernel` reads outside of shared memory on
+Hopper if Triton 3.6's own assembler (ptxas 12.8.93) made it. Keys of 16 are right with that of the CUDA
+toolkit."""
 _SMALL_SHARED = (86, 89, 120)
 """Compute capabilities with 100 KB of shared memory."""
 
