@@ -55,7 +55,7 @@ MAX_DECODE_WIDTH = 2 * WIDEST
 DRAFT_STEP_TOKENS = 64
 """Token limit of a step with drafts.
 
-Larger steps have so many shapes that every few of them would be launched kernel by kernel, which costs more
+Larger steps have many shapes. Most would be launched kernel by kernel, which costs more
 than drafts save."""
 _MAX_COVER_PADDING = 1024
 """Largest number of padding tokens in another step's graph.
