@@ -124,6 +124,15 @@ def set_value(app: AppContext, key: str, value: str, model: str | None) -> None:
 @click.pass_obj
 def unset(app: AppContext, key: str, model: str | None) -> None:
     """Remove a setting from the file."""
+    from localchat.config.settings import find_key
+    from localchat.config.settings_file import read_settings
+
+    settings = read_settings(find_paths(app.environ).settings_file)
+    section = settings.models.get(model, {}) if model else settings.defaults
+    if find_key(key, str(settings.path)) not in section:
+        whose = f" for {model}" if model else ""
+        tell(f"localchat: {settings.path} has no {key}{whose}; nothing changed")
+        return
     _write(app, key, None, model)
 
 

@@ -206,6 +206,10 @@ def test_config_shows_sets_and_unsets(
     assert "did you mean" in call(nothing, "config", "get", "thme", named=False).err.lower()
     assert '"origin":"default"' in call(nothing, "config", "show", "--origin", "--json").out
     assert call(nothing, "config", "unset", "context-length", named=False).code == 0
+    written = file.read_text()
+    again = call(nothing, "config", "unset", "ctx", "--for", "guide", named=False)
+    assert again.err.endswith("has no ctx for guide; nothing changed\n")
+    assert file.read_text() == written
     assert (
         f"{'context_length':<21} = (the largest that fits)"
         in call(nothing, "config", "show", named=False).out
