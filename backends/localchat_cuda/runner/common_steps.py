@@ -29,6 +29,7 @@ _COVERING_STEPS = (
     (128, (0, 1024, 2048)),
 )
 """Rows that decode, and numbers of tokens in the step; 0: no prompt chunk."""
+_COVERING_PROMPTS = 8
 _COVERING_HISTORY = 300
 """Length of texts in the steps that cover others. Their graphs also run longer and shorter texts."""
 DRAFT_ROWS = 8
@@ -78,7 +79,9 @@ def covering_steps(capabilities: Capabilities, scratch: int) -> Iterator[list[To
             if not tokens:
                 yield decoding
             elif tokens - sequences < room:
-                yield [*decoding, TokenSpan(scratch, 0, tokens - sequences)]
+                # More prompts than 7 are a shape of up to 63.
+                chunk = (tokens - sequences) // _COVERING_PROMPTS
+                yield [*decoding, *[TokenSpan(scratch, 0, chunk)] * _COVERING_PROMPTS]
 
 
 def steps_of_drafts(

@@ -200,7 +200,8 @@ class StepExecutor:
         if kind:
             for shape in self.graphs.covers(kind, batch.shape)[:_MAX_COVERS]:
                 covered = build_input_batch(spans, self._config, scratch, shape)
-                if covered.shape == shape:
+                fits = covered.all_logits or len(plan.positions) <= _max_indices(shape)
+                if covered.shape == shape and fits:
                     return covered
         return batch
 
@@ -210,8 +211,7 @@ class StepExecutor:
         if count == 1 or not batch.captured or self._model.collective is not None:
             return ""
         if not batch.all_logits:
-            fits = len(plan.positions) <= batch.shape.decode_tokens + _PROMPT_ENDS
-            return _LAST_STATES_KIND if fits else ""
+            return _LAST_STATES_KIND
         sequences = [self._table.sequences[row.seq] for row in plan.rows]
         sampled = [n for n, position in enumerate(plan.positions) if position.kind == "sample"]
         if len(sampled) != count or not self._fits_graph(plan, batch, sampled):
@@ -298,7 +298,7 @@ class StepExecutor:
         """Write the indices, and return True with them if they were padded for a graph.
 
         Call this right after `write_batch`, because graphs read the indices at a fixed address."""
-        room = batch.shape.decode_tokens + _PROMPT_ENDS
+        room = _max_indices(batch.shape)
         padded = batch.captured and not batch.all_logits and len(indices) <= room
         padding = 0
         if padded:
@@ -686,6 +686,11 @@ def _whole_step_kind(sequences: Sequence[SequenceSlot], *, approximate: bool) ->
     penalised = any(sequence.sampling.penalised for sequence in sequences)
     kind = _PENALISED_KIND if penalised else "sampled"
     return kind + _APPROXIMATE if approximate else kind
+
+
+def _max_indices(shape: StepShape) -> int:
+    """Return how many tokens' last states a graph of this shape ends with."""
+    return shape.decode_tokens + _PROMPT_ENDS
 
 
 def _part(logits: torch.Tensor, low: int, high: int) -> torch.Tensor:

@@ -71,6 +71,25 @@ def test_steps_of_a_burst_are_prepared() -> None:
         assert mixed.tokens > 1024 or mixed in PREPARED, mixed
 
 
+def test_many_prompts_at_once_run_in_a_prepared_graph() -> None:
+    dice = random.Random(8)
+    covers = {shape(spans) for spans in covering_steps(CAN, CAN.max_slots)}
+    for _ in range(500):
+        rows = dice.choice((0, 0, dice.randint(1, 64)))
+        spans = [TokenSpan(slot, dice.randint(1, 250), 1) for slot in range(rows)]
+        spans += [
+            TokenSpan(slot, dice.choice((0, 30)), dice.randint(20, 40))
+            for slot in range(rows, rows + dice.randint(8, 45))
+        ]
+        found = [
+            cover
+            for cover in covers
+            if cover.may_cover(shape(spans))
+            and build_input_batch(spans, CONFIG, CAN.max_slots, cover).shape == cover
+        ]
+        assert found, shape(spans)
+
+
 def test_what_is_prepared_leaves_room_for_other_graphs() -> None:
     assert len(PREPARED) < 0.75 * GRAPHS
 

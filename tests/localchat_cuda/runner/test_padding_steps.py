@@ -186,20 +186,22 @@ def test_a_step_without_wanted_logits_keeps_a_row(
 
 
 @pytest.mark.skipif(ON_GPU, reason="graphs are recorded, not captured")
-@pytest.mark.parametrize("prompts", [(), (40, 70)], ids=["decoding", "with prompts"])
+@pytest.mark.parametrize(
+    "prompts", [(), (40, 70), (17,) * 9], ids=["decoding", "with prompts", "with many prompts"]
+)
 def test_a_crowd_runs_in_a_larger_graph_and_writes_the_same(
     folder: Path, prompts: tuple[int, ...]
 ) -> None:
     """Until its own shape has a graph."""
     texts = []
     for covered in (False, True):
-        runner = tiny_runner(folder)
+        runner = tiny_runner(folder, slots=12)
         graphs = runner.graphs = runner._executor.graphs = RecordedGraphs()
         if covered:
             scratch = runner.table.scratch
             spans = [TokenSpan(scratch, 20, 1)] * 16
             if prompts:
-                spans.append(TokenSpan(scratch, 0, 160))
+                spans += [TokenSpan(scratch, 0, 20)] * 8
             prepared = runner._executor.prepare_padding(spans)
             kind = prepared.graph_kind or "last states"
             graphs.known.add((kind, prepared.batch.shape))
