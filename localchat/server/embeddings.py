@@ -36,6 +36,8 @@ async def embeddings(request: Request) -> Response:
     limits = service.config.limits
     body = await read_json(request, EmbeddingsBody, limits)
     texts = checked_texts(body.input, limits)
+    if not all(texts):
+        raise bad_request("The input contains an empty string.", param="input")
     encoding = body.encoding_format or "float"
     if encoding not in ("float", "base64"):
         raise bad_request(
@@ -68,8 +70,6 @@ def checked_texts(source: str | Sequence[str | int | list[int]], limits: ServerL
             param="input",
             code="invalid_type",
         )
-    if not all(texts):
-        raise bad_request("The input contains an empty string.", param="input")
     return texts
 
 

@@ -115,6 +115,7 @@ def test_embeddings_are_lists_or_base64(stage: Stage) -> None:
     [
         ({"input": []}, "input"),
         ({"input": ""}, "input"),
+        ({"input": ["a", ""]}, "input"),
         ({"input": [1, 2]}, "input"),
         ({"input": [[1, 2]]}, "input"),
         ({"input": ["a", 5]}, "input"),

@@ -101,13 +101,15 @@ async def embeddings(request: Request) -> Response:
     vectors: list[list[float]] = []
     tokens = 0
     if source:
+        # Ollama embeds an empty text too, and takes 0 dimensions for all of them.
         texts = checked_texts(source, limits)
+        dimensions = body.dimensions or None
         async with await service.lease(model_name(service, body.model), request) as lease:
             load_s = time.perf_counter() - began_s
             if keep_s is not None:
                 lease.keep_alive(keep_s)
             vectors, tokens = await asyncio.to_thread(
-                embed, lease.engine, texts, body.dimensions, truncate=truncate
+                embed, lease.engine, texts, dimensions, truncate=truncate
             )
     if body.input is None:
         return json_response({"embedding": vectors[0] if vectors else []})
@@ -326,8 +328,10 @@ def _phase_duration(tokens: int, tokens_per_s: float | None) -> int:
 
 
 def _call(block: ContentBlock) -> Json:
-    function = {"name": block.name, "arguments": decode_arguments(block.text)}
-    return {"id": block.id, "function": function}
+    index = block.call
+    function = {"index": index, "name": block.name, "arguments": decode_arguments(block.text)}
+    # Ollama has the index in the function. LiteLLM looks beside it and joins calls without one.
+    return {"id": block.id, "index": index, "function": function}
 
 
 def _line(value: Json) -> bytes:

@@ -56,6 +56,8 @@ async def show(request: Request) -> Response:
     context = card.context_tokens or card.context_train
     family = _family(card)
     info = {"general.architecture": family, "general.parameter_count": card.parameters}
+    # Copilot shows it as the model's name.
+    info["general.basename"] = card.name
     if context:
         info[f"{family}.context_length"] = context
     return json_response(

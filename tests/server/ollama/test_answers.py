@@ -65,7 +65,8 @@ def test_a_whole_answer_has_thoughts_and_calls(stage: Stage) -> None:
         ToolCall(0, 0, arguments="1}"),
         Finished(0, "stop"),
     )
-    call = {"id": "c1", "function": {"name": "look", "arguments": {"a": 1}}}
+    function = {"index": 0, "name": "look", "arguments": {"a": 1}}
+    call = {"id": "c1", "index": 0, "function": function}
     whole = talk(stage, word, tools=[TOOL], stream=False).json
     message = {"role": "assistant", "content": "So.", "thinking": "hm", "tool_calls": [call]}
     assert whole["message"] == message
@@ -77,6 +78,19 @@ def test_a_whole_answer_has_thoughts_and_calls(stage: Stage) -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "assistant", "content": ""},
     ]
+
+
+def test_calls_of_one_answer_are_numbered(stage: Stage) -> None:
+    word = stage.plays(
+        "two",
+        ToolCall(0, 0, id="c1", name="look", arguments="{}"),
+        ToolCall(0, 1, id="c2", name="look", arguments="{}"),
+        Finished(0, "stop"),
+    )
+    messages = [line["message"] for line in lines(talk(stage, word, tools=[TOOL]))]
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    # LiteLLM joins calls that have no index beside the function.
+    assert [(call["index"], call["function"]["index"]) for call in calls] == [(0, 0), (1, 1)]
 
 
 def test_an_answer_that_was_cut_off_says_so(stage: Stage) -> None:
@@ -297,6 +311,8 @@ def test_embeddings_are_lists_by_both_routes(stage: Stage) -> None:
     whole = ask(stage, "/api/embed", {"model": NAME, "input": ["ab", "c"]}).json
     assert whole["embeddings"] == [[2.0, 1.0], [1.0, 1.0]]
     assert whole["prompt_eval_count"] == 3
+    with_empty = ask(stage, "/api/embed", {"model": NAME, "input": ["ab", ""], "dimensions": 0})
+    assert with_empty.json["embeddings"] == [[2.0, 1.0], [0.0, 1.0]]
     older = ask(stage, "/api/embeddings", {"model": NAME, "prompt": "ab"}).json
     assert older == {"embedding": [2.0, 1.0]}
 

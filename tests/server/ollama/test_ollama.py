@@ -113,6 +113,7 @@ def test_a_model_is_shown_with_the_context_that_it_runs_with(
     assert shown["model_info"] == {
         "general.architecture": "qwen2",
         "general.parameter_count": 7_615_616_512,
+        "general.basename": CODER.name,
         "qwen2.context_length": 16_384,
     }
     assert shown["parameters"] == "num_ctx 16384"
