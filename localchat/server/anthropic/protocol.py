@@ -33,6 +33,8 @@ class InputBlock(msgspec.Struct, frozen=True):
     is_error: bool | None = None
     source: ContentSource | str | None = None
     title: str | None = None
+    context: str | None = None
+    """Context of a document, which the model reads too."""
     tool_name: str | None = None
 
 

@@ -187,21 +187,29 @@ def _part(block: InputBlock, path: str, media: MediaReader) -> str | Attachment:
         case "image" if isinstance(block.source, ContentSource):
             return media.media(_source_data(block.source, path, media), path, kind="image")
         case "document" if isinstance(block.source, ContentSource):
-            return _document(block.source, block.title or "", path, media)
+            return _document(block, block.source, path, media)
     raise bad_request(
         f"{path}: a block of type {block.type[:50]!r} cannot be read here.", param=path
     )
 
 
-def _document(source: ContentSource, title: str, path: str, media: MediaReader) -> str | Attachment:
+def _document(
+    block: InputBlock, source: ContentSource, path: str, media: MediaReader
+) -> str | Attachment:
+    """Return a document after its context. A picture has none. Raises ApiError."""
+    title = block.title or ""
     match source.type:
         case "text":
-            text = source.data or ""
+            document = source.data or ""
         case "content":
-            text = _plain_text(source.content, f"{path}.source.content", media)
+            document = _plain_text(source.content, f"{path}.source.content", media)
         case _:
-            return media.file(_source_data(source, path, media), title, path)
-    return "\n".join(filter(None, (title, text)))
+            file = media.file(_source_data(source, path, media), title, path)
+            if isinstance(file, Attachment):
+                return file
+            title = ""  # the text of a file has its name
+            document = file
+    return "\n".join(filter(None, (block.context, title, document)))
 
 
 def _source_data(source: ContentSource, path: str, media: MediaReader) -> bytes:

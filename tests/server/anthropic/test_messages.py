@@ -260,6 +260,26 @@ def test_a_conversation_with_tools_reaches_the_engine(stage: Stage) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ({"type": "text", "data": "d"}, "About.\nD.txt\nd"),
+        ({"type": "content", "content": "d"}, "About.\nD.txt\nd"),
+        (
+            {"type": "base64", "media_type": "text/plain", "data": "ZA=="},
+            "About.\nD.txt:\n```\nd\n```",
+        ),
+    ],
+)
+def test_the_context_of_a_document_comes_first(
+    stage: Stage, source: dict[str, str], text: str
+) -> None:
+    document = {"type": "document", "source": source, "title": "D.txt", "context": "About."}
+    reply = message(stage, messages=[{"role": "user", "content": [document]}])
+    assert reply.status == 200, reply.json
+    assert stage.prompt.messages == (Message("user", text),)
+
+
 def test_deferred_tool_is_shown_once_a_result_refers_to_it(stage: Stage) -> None:
     tools = [TOOL, *({**TOOL, "name": name, "defer_loading": True} for name in ("wait", "go"))]
     message(stage, tools=tools)
