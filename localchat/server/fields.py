@@ -68,7 +68,8 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     **dict.fromkeys(("banned_tokens", "banned_strings", "custom_token_bans"), ()),
     **dict.fromkeys(("negative_prompt", "lora", "lora_request", "lora_path", "adapter_id"), ()),
     # OpenAI's first form of tools, which `tools` has replaced.
-    **dict.fromkeys(("functions", "function_call"), ()),
+    "functions": (),
+    "function_call": ("none", "auto"),
     # Input that the model would not see.
     **dict.fromkeys(("prompt_embeds", "input_embeds", "image_data", "images", "audio_data"), ()),
     **dict.fromkeys(

@@ -119,6 +119,11 @@ def test_functions_before_tools_are_refused(stage: Stage, fields: dict[str, Any]
     assert (reply.status, reply.error["code"]) == (400, "unsupported_parameter")
 
 
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_a_choice_among_no_functions_has_no_effect(stage: Stage, choice: str) -> None:
+    assert chat(stage, functions=[], function_call=choice).status == 200
+
+
 # ---------------------------------------------------------------------------- other protocols
 
 
