@@ -87,6 +87,8 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "truncate_prompt_tokens": (-1,),
 }
 """Values without effect, for fields that change the answer. Null and empty values never have an effect."""
+_REFUSING: Final = frozenset({"", "input", "messages", "options"})
+"""Objects in which these names have that meaning. Elsewhere another field may have the name."""
 
 
 _DEFAULTS: Final[Mapping[str, object]] = {
@@ -109,8 +111,8 @@ def check_unknown_fields(body: object, kind: type) -> tuple[str, ...]:
     """
     ignored: dict[str, None] = {}
     for path, value in _unknown_fields(body, _type_info(kind), ""):
-        name = path.rpartition(".")[2]
-        if name in _NEUTRAL:
+        parent, _, name = path.rpartition(".")
+        if name in _NEUTRAL and parent in _REFUSING:
             _check_neutral(path, value, _NEUTRAL[name])
         elif name not in _HARMLESS and not (name in _DEFAULTS and value == _DEFAULTS[name]):
             ignored[path] = None

@@ -65,6 +65,39 @@ def test_field_that_would_change_the_answer_is_rejected(
     assert name in reply.body.decode()
 
 
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        # Codex sends the first, OpenAI's libraries the second.
+        (
+            {"tools": [{"type": "image_generation", "output_format": "png"}]},
+            "tools.output_format, tools.image_generation",
+        ),
+        ({"reasoning": {"effort": "low", "context": "all_turns"}}, "reasoning.context"),
+    ],
+)
+def test_another_field_of_the_same_name_elsewhere_passes(
+    stage: Stage, fields: dict[str, Any], ignored: str
+) -> None:
+    reply = post(stage, "/v1/responses", **fields)
+    assert (reply.status, reply.headers.get(IGNORED)) == (200, ignored)
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        ("/api/chat", {"options": {"mirostat": 2}}),
+        ("/v1/chat/completions", {"messages": [{**MESSAGES[0], "images": ["eA=="]}]}),
+        ("/v1/responses", {"input": [{**MESSAGES[0], "images": ["eA=="]}]}),
+    ],
+)
+def test_field_of_options_and_messages_that_would_change_the_answer_is_rejected(
+    stage: Stage, route: str, fields: dict[str, Any]
+) -> None:
+    reply = post(stage, route, **fields)
+    assert (reply.status, "would change the answer" in reply.body.decode()) == (400, True)
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_neutral_values_of_such_fields_pass(stage: Stage, route: str) -> None:
     neutral = {
