@@ -180,15 +180,11 @@ def _write(app: AppContext, key: str, value: str | None, model: str | None) -> N
 def _unset_sampling(
     app: AppContext, model: str | None, values: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the sampling values that no setting chooses, and their sources."""
-    from localchat.config.settings import DEFAULT_SAMPLING
-
-    unset = [key for key in DEFAULT_SAMPLING if values[key] is None]
-    sampling = {key: DEFAULT_SAMPLING[key] for key in unset}
-    sources = dict.fromkeys(unset, "default")
+    """Return the sampling values that no setting chooses, and their sources. Empty if the model is unknown."""
     name = model or values["model"]
     if name is None:
-        return sampling, sources
+        return {}, {}  # each model may recommend other values
+    from localchat.config.settings import DEFAULT_SAMPLING
     from localchat.models.recommended_sampling import recommended_sampling
     from localchat.models.resolve import locate
 
@@ -196,7 +192,9 @@ def _unset_sampling(
         paths = find_paths(app.environ)
         advice = recommended_sampling(locate(name, paths, "", app.environ), paths)
     except LocalchatError:
-        return sampling, sources  # the model is not on this machine
+        return {}, {}  # the model is not on this machine
+    sampling = {key: value for key, value in DEFAULT_SAMPLING.items() if values[key] is None}
+    sources = dict.fromkeys(sampling, "default")
     for key, value in advice.sampling.items():
         if values.get(key, value) is None:
             sampling[key] = value

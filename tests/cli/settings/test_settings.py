@@ -214,8 +214,6 @@ def test_config_shows_sets_and_unsets(
         f"{'context_length':<21} = (the largest that fits)"
         in call(nothing, "config", "show", named=False).out
     )
-    assert f"{'temperature':<21} = 0.7  (default)" in shown
-    assert call(nothing, "config", "get", "temperature", named=False).out == "0.7\n"
     call(nothing, "config", "set", "temperature", "0.9", named=False)
     assert call(nothing, "config", "get", "temperature", named=False).out == "0.9\n"
     call(nothing, "config", "temperature", "0.8", named=False)
@@ -224,11 +222,26 @@ def test_config_shows_sets_and_unsets(
     assert all(variable(key) in listed for key in PARAMETERS)
 
 
+def test_config_claims_no_sampling_for_a_model_that_it_does_not_know(call: Call) -> None:
+    nothing = SCENARIOS["hello"]
+    unknown = "(the model maker's value, or 0.95)"
+    shown = call(nothing, "config", "show", "--origin", named=False).out
+    assert f"{'top_p':<21} = {unknown}  (default)" in shown
+    assert call(nothing, "config", "get", "top_p", named=False).out == f"{unknown}\n"
+    for name, value in (("guide", "0.95"), ("nowhere", unknown)):
+        known = call(nothing, "config", "get", "top_p", "--for", name, named=False).out
+        assert known == f"{value}\n"
+
+
 def test_config_counts_the_settings_of_the_model_behind_an_alias(call: Call) -> None:
     nothing = SCENARIOS["hello"]
     assert call(nothing, "import", "guide", "mine", named=False).code == 0
     call(nothing, "config", "set", "temperature", "0.3", "--for", "guide", named=False)
-    for name, value in (("guide", "0.3\n"), ("mine", "0.3\n"), ("other", "0.7\n")):
+    for name, value in (
+        ("guide", "0.3\n"),
+        ("mine", "0.3\n"),
+        ("other", "(the model maker's value, or 0.7)\n"),
+    ):
         shown = call(nothing, "config", "get", "temperature", "--for", name, named=False).out
         assert shown == value
     call(nothing, "config", "set", "temperature", "0.4", "--for", "mine", named=False)
