@@ -104,6 +104,6 @@ def _load_words(key: str, value: object, info: "EngineInfo") -> str:
 def _sampling_words(key: str, sampling: Mapping[str, float]) -> str:
     """Format the model's own value of a sampling setting."""
     if key in sampling:
-        return f"{sampling[key]:g}, model default"
+        return f"{sampling[key]:g}, default"
     default = value_words(key, None)
     return "off" if default == MODEL_DEFAULT else default

@@ -35,7 +35,7 @@ def test_a_label_and_its_value_are_apart(key: str) -> None:
         ("gpu_layers", "auto", "0 of 29, chosen for this model"),
         ("temperature", None, "0.6, recommended for this model"),
         ("temperature", 0.3, "0.3"),
-        ("top_p", None, "0.95, model default"),
+        ("top_p", None, "0.95, default"),
         ("top_k", None, "off"),
         ("seed", None, "random"),
         ("max_tokens", 2000, "2,000 tokens"),

@@ -101,7 +101,7 @@ class HistoryScreen(ListDialog[tuple[str, str | None, str]]):
                 reason = f"nothing found for {text.strip()}"
             self.show_nothing(sanitize_line(reason))
             return
-        self.set_entries(list(_in_days(rows, not text.strip())), keep=True)
+        self.set_entries(list(_in_days(rows, not text.strip())), mark=self.marked)
 
     def action_step(self, delta: int) -> None:
         """Move the mark. At the end of the list, load more conversations first."""

@@ -106,16 +106,16 @@ class ListDialog(ModalScreen[R], Generic[R]):
 
     # ------------------------------------------------------------------ the list
 
-    def set_entries(self, rows: Sequence[tuple[str, Content]], *, keep: bool = False) -> None:
+    def set_entries(self, rows: Sequence[tuple[str, Content]], *, mark: str | None = None) -> None:
         """Show entries (id, line). A line without an id is a heading.
 
-        `keep` keeps the marked entry marked.
+        `mark` is the entry to mark. Without it, or if it is not listed, that is the first one.
         """
         ids = [id_ for id_, _ in rows]
         first = next((index for index, id_ in enumerate(ids) if id_), None)
         highlighted = first
-        if keep and self.marked and self.marked in ids:
-            highlighted = ids.index(self.marked)
+        if mark and mark in ids:
+            highlighted = ids.index(mark)
         # A queued message about the new mark would replace the line that is shown now.
         with self.prevent(OptionList.OptionHighlighted):
             self.entries.clear_options()

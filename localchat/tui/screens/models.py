@@ -108,9 +108,13 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def fill(self, text: str) -> None:
         self._filter = text
-        self._refill(keep=False)
+        mark = None
+        if not text.strip():
+            # Enter then leaves the model as it is.
+            mark = next((name for name in self._in_use if name in self._models), None)
+        self._refill(mark)
 
-    def _refill(self, *, keep: bool = True) -> None:
+    def _refill(self, mark: str | None) -> None:
         names = rank_names(self._filter.strip(), tuple(self._models))
         entries = [self._models[name] for name in names]
         if not entries:
@@ -131,7 +135,7 @@ class ModelScreen(ListDialog[ModelChoice]):
                 rows.append(("", Content.styled(self._heading(section), "$primary")))
             last_section = section
             rows.append((entry.name, self._line(entry)))
-        self.set_entries(rows, keep=keep)
+        self.set_entries(rows, mark=mark)
 
     def _rank(self, entry: ModelEntry) -> tuple[int, int]:
         """Return the sort key of a model: its section, then the order of the recommendations."""
@@ -142,7 +146,7 @@ class ModelScreen(ListDialog[ModelChoice]):
         return section, len(recommended)
 
     def width_changed(self) -> None:
-        self._refill()
+        self._refill(self.marked)
 
     def _heading(self, section: str) -> str:
         """Return the heading of a section, which claims nothing until all verdicts are known."""
@@ -252,12 +256,12 @@ class ModelScreen(ListDialog[ModelChoice]):
                 self.text_entered(typed)
             self._room = room = await asyncio.to_thread(_room_bytes)
             await self._recommend()
-            self._refill()
+            self._refill(self.marked)
             while (entry := self._next()) is not None:
                 verdict = await asyncio.to_thread(_verdict, self._session_context, entry, room)
                 self._verdicts[entry.name] = verdict
                 self._show_verdict(entry)
-            self._refill()  # the verdicts may change the sections
+            self._refill(self.marked)  # the verdicts may change the sections
             self.verdicts_complete = True
 
     async def _recommend(self) -> None:

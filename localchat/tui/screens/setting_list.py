@@ -42,7 +42,7 @@ class SettingList(ListDialog[dict[str, str | None]]):
             self.show_about(str(problem))
             return
         if keys:
-            self.set_entries([(key, self.line(key)) for key in keys], keep=True)
+            self.set_entries([(key, self.line(key)) for key in keys], mark=self.marked)
         else:
             self.show_nothing(f"no setting matches {text}")
 
@@ -56,7 +56,7 @@ class SettingList(ListDialog[dict[str, str | None]]):
         field.placeholder = f"{LABELS[id_].text}: {PARAMETERS[id_].valid}"
         field.value = ""
         field.focus()
-        self.show_about(f"{PARAMETERS[id_].meaning} It takes {PARAMETERS[id_].valid}.")
+        self.show_about(PARAMETERS[id_].meaning)
 
     def text_entered(self, text: str) -> None:
         if self._key is None:
@@ -68,7 +68,7 @@ class SettingList(ListDialog[dict[str, str | None]]):
 
     def _take(self, key: str, text: str) -> None:
         try:
-            convert(key, Given(text, key))
+            convert(key, Given(text, ""))
             self.take(key, text)
         except LocalchatError as problem:
             self.show_about(str(problem))
@@ -78,7 +78,7 @@ class SettingList(ListDialog[dict[str, str | None]]):
         if not text:
             return
         try:
-            convert(key, Given(text, key))
+            convert(key, Given(text, ""))
             self.show_about(f"Enter sets {key} to {text}")
         except LocalchatError as problem:
             self.show_about(problem.hint or problem.message)

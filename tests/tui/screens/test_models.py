@@ -20,6 +20,7 @@ from localchat.engine.request import Message
 from localchat.errors import ModelInvalid
 from localchat.fit.hardware import Machine
 from localchat.fit.load_options import LoadOptions
+from localchat.models.aliases import add_alias
 from localchat.models.assess import Subject, assess
 from localchat.models.catalog import read_catalog
 from localchat.models.names import parse
@@ -223,6 +224,23 @@ def test_the_model_in_use_is_marked_in_words(tmp_path: Path) -> None:
         assert sum("in use" in row for row in rows.values()) == 1
 
     play(Stage(tmp_path, models=("guide",)), steps)
+
+
+def test_the_mark_begins_at_the_model_in_use(tmp_path: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(b"x" * 2_000)
+    stage = Stage(tmp_path, models=("mine", "guide"))
+    add_alias(stage.paths, "mine", str(file))
+
+    async def steps(pilot: Pilot[int]) -> None:
+        await pilot.press("f3")
+        screen: Any = pilot.app.screen
+        await until(pilot, lambda: screen.verdicts_complete)
+        assert screen.marked == "mine"
+        await pilot.press("m", "backspace")
+        assert screen.marked == "mine", "a filter that is empty again is no filter"
+
+    play(stage, steps)
 
 
 def test_a_model_that_was_imported_as_a_hard_link_is_listed_once(tmp_path: Path) -> None:
