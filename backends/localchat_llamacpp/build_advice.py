@@ -107,14 +107,6 @@ def offload_kind(root: Path = Path("/")) -> str:
     return "vulkan"
 
 
-def offload_advice() -> str:
-    """Return why layers stay on the CPU, and what to run."""
-    return (
-        "Layers were requested on the graphics card, but this llama.cpp was built for the CPU alone: all "
-        f"layers stay on the CPU. `localchat doctor --rebuild={offload_kind()}` builds one for the card."
-    )
-
-
 def best_offer(root: Path = Path("/")) -> RebuildOffer | None:
     """Return the build that would help most here, and prefer one whose tools are installed.
 

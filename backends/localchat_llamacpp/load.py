@@ -19,7 +19,6 @@ from localchat.model_files.ggml_types import KV_FORMATS
 from localchat_llamacpp.adapters import LoadedAdapters
 from localchat_llamacpp.attention_tiles import TILE_ROWS, prompt_widths
 from localchat_llamacpp.batch import Batch
-from localchat_llamacpp.build_advice import offload_advice
 from localchat_llamacpp.drafter import LlamaDrafter, load_drafter, open_head
 from localchat_llamacpp.media_api import uses_mrope
 from localchat_llamacpp.media_reader import MediaEncoder
@@ -110,7 +109,7 @@ def load_runner(
         )
     weights = load_weights(
         target.path,
-        placement=_placement(request.plan, notify),
+        placement=_placement(request.plan),
         safe_mode=request.safe_mode,
         total_bytes=target.total_bytes,
         progress=progress,
@@ -254,10 +253,9 @@ def _warm_up(context: int, batch: Batch, slot: int, vocab_size: int, tokens: int
         api.llama_memory_seq_rm(memory, slot, -1, -1)
 
 
-def _placement(plan: MemoryPlan, notify: Callable[[str], None]) -> Placement:
+def _placement(plan: MemoryPlan) -> Placement:
     """Return the planned placement of layers and experts, as far as this build can offload."""
     if plan.gpu_layers and not library().api.llama_supports_gpu_offload():
-        notify(offload_advice())
         return Placement()
     return Placement(plan.gpu_layers, plan.experts_on_cpu, plan.gpu_shares)
 

@@ -25,7 +25,7 @@ from localchat.model_files.gguf import SAMPLING_KEYS, Header
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.projector import Projector, find_projector
 from localchat_llamacpp.adapters import open_adapters
-from localchat_llamacpp.build_advice import as_built, devices, offload_advice
+from localchat_llamacpp.build_advice import as_built, devices
 from localchat_llamacpp.embedder import load_embedder
 from localchat_llamacpp.gpu_detection import add_gpus
 from localchat_llamacpp.load import Target, load_runner, refuse_other_kinds
@@ -110,8 +110,6 @@ class GgufModel:
             memory = plan_embedding(self.shape, options, machine, can_offload=can_offload)
             return demand(memory, self.info.name)
         memory = planner.plan(self.shape, options, machine, can_offload=can_offload)
-        if options.gpu_layers not in ("auto", 0) and not can_offload:
-            memory = replace(memory, notes=(*memory.notes, offload_advice()))
         return demand(memory, self.info.name)
 
     def load_embedder(

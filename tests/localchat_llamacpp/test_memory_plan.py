@@ -121,7 +121,8 @@ def test_layers_that_this_build_cannot_put_on_a_gpu_are_said(eight_b: Header) ->
     for layers in (99, "all"):
         found = asked(eight_b, options=LoadOptions(gpu_layers=layers))
         assert found.gpu_layers == 0
-        assert any("no layer goes to a GPU" in note for note in found.notes)
+        (note,) = found.notes
+        assert "no layer goes to a GPU. `localchat doctor` says" in note
     for layers in (0, "auto"):
         assert not asked(eight_b, options=LoadOptions(gpu_layers=layers)).notes  # type: ignore[arg-type]
 

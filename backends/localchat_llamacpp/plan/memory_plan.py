@@ -190,7 +190,11 @@ def _requested_layers(budgets: Budgets, *, can_offload: bool) -> tuple[int | Non
             )
             return 0, [note]
         if requested not in ("auto", 0):
-            return 0, ["llama.cpp is built for the CPU alone here: no layer goes to a GPU."]
+            note = (
+                "llama.cpp is built for the CPU alone here: no layer goes to a GPU. `localchat doctor` "
+                "says whether another build would help."
+            )
+            return 0, [note]
         return 0, []
     if requested == "all" or (requested == "auto" and budgets.unified):
         return budgets.layers, []
