@@ -90,7 +90,8 @@ class McpServers:
                     raise
                 if self._closed:
                     raise ToolError(_STOPPED.format(name)) from problem
-                sentence = f"MCP server {name}: {str(problem).removeprefix(f'{name} ')}"
+                reason = "; ".join(str(problem).removeprefix(f"{name} ").splitlines())
+                sentence = f"MCP server {name}: {reason}"
                 pause_s = max(_RETRY_S, _RETRY_FACTOR * (failed_s - begun_s))
                 self._failures[name] = failed_s + pause_s, sentence
                 raise ToolError(sentence) from problem

@@ -262,13 +262,13 @@ def test_a_failed_start_is_repeated_after_a_pause(
     async def fail(self: McpConnection) -> None:
         starts.append(clock[0])
         clock[0] += start_s
-        raise UsageError("demo has no license")
+        raise UsageError("demo has no license", hint="buy one")
 
     async def whole() -> None:
         servers = McpServers([server("good")], ENVIRON, tmp_path)
         for time_s in (0.0, start_s + pause_s - 1.0, start_s + pause_s):
             clock[0] = time_s
-            assert (await servers.start())[1] == ["MCP server demo: has no license"]
+            assert (await servers.start())[1] == ["MCP server demo: has no license; buy one"]
 
     monkeypatch.setattr(McpConnection, "open", fail)
     monkeypatch.setattr(mcp_servers, "time", SimpleNamespace(monotonic=lambda: clock[0]))
