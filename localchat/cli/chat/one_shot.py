@@ -291,8 +291,11 @@ class OneShot:
 
     def _unfinished_error(self, end: Finished) -> LocalchatError:
         grammar = self._options.grammar
+        trouble = "was not complete"
         if grammar is None:
             kind = "code block"
+            if not any(_OPENING_FENCE.search(choice.text) for choice in self.answer.choices):
+                trouble = "did not begin"
         elif grammar.kind in ("json_schema", "json_object"):
             kind = "JSON"
         else:
@@ -304,7 +307,7 @@ class OneShot:
         limit = f"after {max_tokens:,} tokens"
         if end.limit == "context":
             limit = "when the context was full"
-        return LocalchatError(f"The {kind} was not complete {limit}. {advice}")
+        return LocalchatError(f"The {kind} {trouble} {limit}. {advice}")
 
     def _limits(self) -> tuple[int, int]:
         """Return the token limit of the answer, and the context in tokens."""
