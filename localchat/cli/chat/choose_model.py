@@ -27,7 +27,8 @@ def chosen_model(ctx: click.Context) -> str:
     app = app_context(ctx)
     if not can_ask():
         raise UsageError(
-            "run needs a model name", hint="localchat run MODEL; localchat list shows your models"
+            "run needs a model name: localchat run MODEL",
+            hint="localchat list shows your models; on a terminal, localchat run recommends others",
         )
     names = _print_choices(find_paths(app.environ), app.environ)
     while True:

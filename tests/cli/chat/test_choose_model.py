@@ -9,7 +9,16 @@ from localchat.cli.chat import choose_model
 from localchat.config.paths import find_paths
 from localchat.models.recommended_models import recommended_models
 from localchat.models.resolve import GUIDE, locate
+from tests.support.cli_program import SCENARIOS
 from tests.support.ram_bandwidth import put_bandwidth
+from tests.support.terminal_screen import Call
+
+
+def test_run_without_a_terminal_and_a_model_names_both_lists(call: Call) -> None:
+    outcome = call(SCENARIOS["hello"], "run")
+    assert outcome.code == 2
+    assert "localchat list shows your models" in outcome.err
+    assert "on a terminal, localchat run recommends others" in outcome.err
 
 
 @pytest.mark.parametrize("has_model", [False, True])
