@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -212,8 +213,24 @@ class ThinkingCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
+        self._check_switches(args[:end])
         flags = [_thinking(ctx, arg) for arg in args[:end]]
         return super().parse_args(ctx, [flag for flag in flags if flag is not None] + args[end:])
+
+    def _check_switches(self, args: list[str]) -> None:
+        """Raise UsageError for `--think off`, which would think about the prompt "off"."""
+        switches = {
+            name: f"{param.opts[-1]} or {param.secondary_opts[-1]}"
+            for param in self.params
+            if param.secondary_opts
+            for name in (*param.opts, *param.secondary_opts)
+        }
+        for flag, value in pairwise(args):
+            if flag in switches and value in ("on", "off", "true", "false"):
+                raise UsageError(
+                    f"{flag} is a switch, and {value!r} follows it",
+                    hint=f"write {switches[flag]}; a prompt that begins with {value!r} goes after --",
+                )
 
 
 def _thinking(ctx: click.Context, arg: str) -> str | None:

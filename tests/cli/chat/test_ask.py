@@ -209,6 +209,25 @@ def test_think_refuses_other_values_and_leaves_a_prompt_alone(call: Call) -> Non
     assert "--think=false" in str(messages[-1])
 
 
+@pytest.mark.parametrize(
+    ("switch", "forms"),
+    [
+        ("--think", "--think or --no-think"),
+        ("--no-think", "--think or --no-think"),
+        ("--stats", "--stats or --no-stats"),
+    ],
+)
+def test_a_value_after_a_switch_is_refused_and_no_prompt(
+    call: Call, switch: str, forms: str
+) -> None:
+    result = call(SCENARIOS["hello"], switch, "off", "hi")
+    assert (result.code, result.out) == (2, "")
+    assert f"{switch} is a switch" in result.err
+    assert f"write {forms}" in result.err
+    for args in (("--think", "officers"), ("--think", "--", "off", "hi"), ("-c", "on", "what?")):
+        assert call(SCENARIOS["hello"], *args).code == 0
+
+
 def test_what_nobody_says_is_left_to_the_model(call: Call) -> None:
     app = ScriptedApp(SCENARIOS["hello"])
     call(app, "hi")
