@@ -90,6 +90,8 @@ class MemoryStep(msgspec.Struct, frozen=True):
 
     def sentence(self, *, with_flag: bool = True) -> str:
         """Return the step in one line."""
+        if self.name == "shorter_input":
+            return self.change  # its title and its gain would only repeat it
         flag = f" ({self.flag})" if with_flag and self.flag else ""
         return f"{TITLES[self.name]}: {self.change}; {self.gain}{flag}"
 

@@ -42,7 +42,7 @@ def test_a_pipe_gets_the_steps_with_their_flags_and_the_exit_code(
 def test_a_prompt_that_is_too_long_gets_the_steps(call: Call) -> None:
     code, out, err = call(TOO_LONG, "hi")
     assert (code, out) == (6, "")
-    assert "1. shorter input: shorten the input by 905 tokens or more" in err
+    assert "1. shorten the input by 905 tokens or more" in err
     assert "--ctx 6144" in err
 
 
