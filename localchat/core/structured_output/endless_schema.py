@@ -100,7 +100,8 @@ def _targets(root: Schema, value: Any) -> Iterator[tuple[str, Any]]:  # noqa: AN
 
 def _target(root: Schema, reference: str) -> Any:  # noqa: ANN401 - JSON
     """Return the target of a reference within the root, None if it is missing."""
-    if not reference.startswith("#"):
+    if reference != "#" and not reference.startswith("#/"):
+        # Another document, or an anchor.
         return None
     target: Any = root
     for part in unquote(reference).split("/")[1:]:

@@ -2,9 +2,10 @@
 
 llguidance itself skips keywords that it does not implement (`lenient`) and reports them as warnings. This
 module removes what it would reject: patterns with look-around or references, overlapping `patternProperties`,
-and unknown dialects. Other keywords are rewritten instead: types in capitals (Gemini's), `propertyNames` with
-choices or a pattern, and tagged unions, whose alternatives must contain the tag. pydantic makes a tag with a
-default optional, but rejects an answer without it.
+unknown dialects, and bounds beyond 64 bits, such as those of .NET's numbers. Other keywords are rewritten
+instead: types in capitals (Gemini's), `propertyNames` with choices or a pattern, and tagged unions, whose
+alternatives must contain the tag. pydantic makes a tag with a default optional, but rejects an answer without
+it.
 """
 
 import json
@@ -27,6 +28,13 @@ _DATA: Final = ("const", "enum", "default", "examples", "example", "x-guidance")
 _NO_KEYWORDS: Final = ("discriminator", "nullable", "xml", "externalDocs")
 """Keywords of OpenAPI without effect on JSON."""
 _UNIMPLEMENTED: Final = re.compile(r"Unimplemented keys: (\[.*\])", re.DOTALL)
+_LOWER_BOUNDS: Final = ("minimum", "exclusiveMinimum")
+_BOUNDS: Final = (*_LOWER_BOUNDS, "maximum", "exclusiveMaximum")
+_MAX_INTEGER: Final = (1 << 63) - 1024
+"""Largest bound of an integer that llguidance accepts with either sign. It reads bounds as doubles."""
+_MAX_COUNTS: Final = ("maxLength", "maxItems", "maxProperties")
+_MAX_COUNT: Final = (1 << 32) - 1
+"""Largest bound of a length that llguidance accepts. No answer is that long."""
 _PROPERTY_COUNTS: Final = ("minProperties", "maxProperties")
 _DIALECTS: Final = re.compile(r"https?://json-schema\.org/")
 
@@ -105,6 +113,12 @@ class _Relaxation:
                 pattern = self._pattern(value)
                 if pattern is not None:
                     result[key] = pattern
+            elif key in _MAX_COUNTS and isinstance(value, int | float):
+                result[key] = min(value, _MAX_COUNT)
+            elif key in _BOUNDS:
+                bound = self._bound(key, value, schema)
+                if bound is not None:
+                    result[key] = bound
             elif key == "$schema" and not (isinstance(value, str) and _DIALECTS.match(value)):
                 continue
             else:
@@ -125,6 +139,21 @@ class _Relaxation:
                     return spelling
         self._check_pattern(pattern)
         self.dropped.append("pattern")
+        return None
+
+    def _bound(self, key: str, bound: Any, schema: Schema) -> Any:  # noqa: ANN401 - JSON
+        """Return a number's bound as llguidance can enforce it, or None."""
+        kind = self._type(schema.get("type", "number"))
+        if (
+            isinstance(bound, bool)
+            or not isinstance(bound, int | float)
+            or is_possible(json.dumps({"type": kind, key: bound}))
+            or not is_possible(json.dumps({"type": kind}))
+        ):
+            return bound
+        if kind == "integer" and key in _LOWER_BOUNDS and bound < -_MAX_INTEGER:
+            return -_MAX_INTEGER
+        self.dropped.append(key)
         return None
 
     def _check_pattern(self, pattern: Any) -> None:  # noqa: ANN401 - JSON

@@ -64,6 +64,7 @@ def test_schema_whose_values_never_end_is_refused_by_its_name(schema: dict[str, 
         {"properties": {"next": {"$ref": "#"}}, "required": ["next"]},
         {"$ref": "https://example.org/schema"},
         {"$ref": "#/$defs/missing"},
+        {"$ref": "#name", "$defs": {"A": {"$anchor": "name", "type": "integer"}}},
         # Wrong for a reason of their own.
         {"type": "object", "properties": {"a": False}, "required": ["a", ["b"]]},
         {"type": [None], "minItems": "1", "items": [3], "$ref": 5, "anyOf": {}},

@@ -208,6 +208,31 @@ def test_a_value_that_cannot_be_held_leaves_the_rest(
     assert relaxed(schema) == dropped
 
 
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong", "dropped"),
+    [
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, "-7", '"a"', ()),
+        ({"type": "integer", "minimum": 10**30}, "1", '"a"', ("minimum",)),
+        ({"type": ["number", "null"], "minimum": 0, "maximum": 3.4e38}, "7.5", "-1", ("maximum",)),
+        ({"type": "number", "exclusiveMinimum": 5e-324}, "1", '"a"', ("exclusiveMinimum",)),
+        ({"type": "string", "minLength": 1, "maxLength": 2**53 - 1}, '"a"', '""', ()),
+        ({"type": "array", "minItems": 1, "maxItems": 2**64}, "[1]", "[]", ()),
+        ({"type": "object", "maxProperties": 1e30}, "{}", "[]", ()),
+    ],
+    ids=str,
+)
+def test_bounds_beyond_64_bits_leave_the_rest(
+    schema: dict[str, Any], right: str, wrong: str, dropped: tuple[str, ...]
+) -> None:
+    assert takes(schema, right) and not takes(schema, wrong)
+    assert relaxed(schema) == dropped
+
+
+@pytest.mark.parametrize("schema", [{"minimum": "5"}, {"minimum": 5, "maximum": 3}])
+def test_bounds_that_are_wrong_are_refused(schema: dict[str, Any]) -> None:
+    assert not _compiles({"type": "integer", **schema})
+
+
 @pytest.mark.parametrize("definitions", ["$defs", "definitions"])
 def test_a_reference_without_its_hash_refers_to_the_root(definitions: str) -> None:
     schema = {
