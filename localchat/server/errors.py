@@ -171,14 +171,13 @@ def to_api_error(error: LocalchatError, *, requested_tokens: int | None = None) 
             if isinstance(field, str):
                 return bad_request(_with_hint(error), param=field)
             return bad_request(_with_hint(error), code=None)
-        case ModelMissing():
-            return model_not_found(str(error.details.get("model") or error.message))
         case DoesNotFit():
             api_error = _failure(503, "does_not_fit", error.message)
             api_error.steps = error.steps
             return api_error
-        case ModelInvalid():
-            message = "The model file cannot be used; see the server's log."
+        case ModelInvalid() | ModelMissing():
+            # The server has resolved the name, so the files have changed since.
+            message = "The model is missing or damaged; see the server's log."
             return _failure(500, "model_invalid", message)
         case EngineDied():
             message = "The engine stopped unexpectedly and is restarting; try again."

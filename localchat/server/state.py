@@ -47,7 +47,7 @@ class Service:
             try:
                 return await self.engines.lease(name, user=user)
             except (ModelMissing, UsageError) as error:
-                if not self.config.alias or not name:
+                if name and not self.config.alias:
                     raise model_not_found(name) from error
             except LocalchatError as error:
                 raise to_api_error(error) from error

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from localchat.engine.interface import Engine, EngineInfo
 from localchat.errors import (
     ContextExceeded,
     DoesNotFit,
@@ -13,6 +14,7 @@ from localchat.errors import (
     EngineDied,
     LocalchatError,
     ModelInvalid,
+    ModelMissing,
     NetworkError,
     TemplateError,
     UsageError,
@@ -225,6 +227,7 @@ def test_a_schema_that_nests_too_deep_is_refused(stage: Stage) -> None:
         (TemplateError("after a user comes an assistant", reason="refused"), 400, "chat_template_error", True),
         (DoesNotFit("it needs 9 GB and 4 are free"), 503, "does_not_fit", False),
         (ModelInvalid("bad file /secret/path"), 500, "model_invalid", False),
+        (ModelMissing("There is no file /secret/path."), 500, "model_invalid", False),
         (EngineDied("it ended; /secret/path", signal="SIGSEGV"), 503, "engine_died", True),
         (EngineClosed("the engine was closed"), 503, "model_unloaded", True),
         (EngineBusy("it is busy: 9 wait", retry_after_s=5), 503, "server_busy", True),
@@ -428,6 +431,20 @@ def test_an_unknown_model_is_the_servers_own_unless_that_is_off(stage: Stage) ->
             assert chat(strict, model=path).status == 404
         assert chat(strict, model="scripted").status == 200
         assert chat(strict, model="").status == 200
+
+
+@pytest.mark.parametrize("model", ["", "scripted", "gpt-5.4"])
+def test_the_servers_own_model_without_its_file_is_named_in_the_log_only(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, model: str
+) -> None:
+    def info(_: Engine) -> EngineInfo:
+        raise ModelMissing("There is no file /secret/path.")
+
+    monkeypatch.setattr(type(stage.engine), "info", info)
+    reply = chat(stage, model=model)
+    assert (reply.status, reply.error["code"]) == (500, "model_invalid")
+    assert "/secret/path" not in reply.body.decode()
+    assert "There is no file /secret/path." in caplog.text
 
 
 def test_a_request_that_takes_too_long_is_ended() -> None:
