@@ -17,7 +17,8 @@ from localchat.engine.request import Message, Messages
 _LABELS = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
 _ANSWER = "Assistant:"
 """Label of the answer. The model generates the space after it."""
-_STOP = ("\nUser:", "\nTool:", "\nSystem:")
+_STOP = tuple(f"\n{label}:" for label in _LABELS.values())
+"""Start of another turn. Base models also go on with another answer."""
 
 NO_TEMPLATE = (
     "This model has no chat template, so the conversation is sent as plain text "

@@ -24,7 +24,7 @@ def test_a_missing_template_is_said_and_never_guessed(template: str | None) -> N
     assert rendered.text == "Be.\n\nUser: hi\n\nAssistant:"
     assert rendered.warnings == (NO_TEMPLATE,)
     assert rendered.add_bos
-    assert "\nUser:" in rendered.stop
+    assert set(rendered.stop) == {"\nUser:", "\nAssistant:", "\nSystem:", "\nTool:"}
     assert "<|" not in rendered.text
 
 
