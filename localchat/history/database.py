@@ -23,6 +23,7 @@ _INCREMENTAL: Final = 2
 _MIN_FREE_PAGES: Final = 256
 _FREE_SHARE: Final = 0.25
 _COMPANIONS: Final = ("-wal", "-shm")
+_WITHOUT_HISTORY: Final = "a new conversation with --no-history works without it"
 
 
 class Database:
@@ -140,7 +141,7 @@ def _prepared(path: Path) -> str:
     with os_errors_as(
         HistoryUnusable,
         f"the history {path} cannot be opened",
-        hint="--no-history works without it",
+        hint=_WITHOUT_HISTORY,
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -213,12 +214,12 @@ def _translated(problem: Exception, path: Path | None) -> HistoryUnusable:
         sqlite3.SQLITE_BUSY: "another localchat is writing for too long; try again",
         sqlite3.SQLITE_FULL: "the disk is full: make room and try again",
         sqlite3.SQLITE_IOERR: "the disk may be full or failing: make room and try again",
-        sqlite3.SQLITE_READONLY: "the file or its folder is read-only; --no-history works without it",
+        sqlite3.SQLITE_READONLY: f"the file or its folder is read-only; {_WITHOUT_HISTORY}",
         sqlite3.SQLITE_CORRUPT: "the file is damaged: move it away, or rescue it with sqlite3's .recover",
     }
     return HistoryUnusable(
         f"the history {path or 'in memory'} cannot be used: {problem}",
-        hint=hints.get(_primary(problem), "--no-history works without it"),
+        hint=hints.get(_primary(problem), _WITHOUT_HISTORY),
     )
 
 

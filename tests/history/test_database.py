@@ -118,7 +118,7 @@ def test_a_place_that_cannot_be_used_is_an_error_with_the_way_out(tmp_path: Path
     for place in (tmp_path / "file" / "h.sqlite3", tmp_path):
         with pytest.raises(HistoryUnusable) as caught:
             History.open(place)
-        assert "--no-history" in caught.value.hint
+        assert "a new conversation with --no-history" in caught.value.hint
 
 
 def test_text_that_sqlite_cannot_take_is_an_error_of_ours(path: Path) -> None:
