@@ -89,7 +89,7 @@ class Repetition(msgspec.Struct, frozen=True, omit_defaults=True):
     def name(self, max_chars: int = 48) -> str:
         """Return the piece on one line, shortened to `max_chars`."""
         text = " ".join(self.piece.split())
-        if not text:
+        if _is_blank(text):
             return "empty lines" if "\n" in self.piece else "blanks"
         if len(text) <= max_chars:
             return f'"{text}"'
@@ -293,11 +293,16 @@ def _piece_start(piece: str) -> int:
 
 def _min_plain_run(piece: str) -> int:
     """Return the shortest run that counts as a loop, for a piece without words."""
-    if not piece.strip(" \t\n\r\ufffd"):
+    if _is_blank(piece.replace("\ufffd", "")):
         return _MIN_BLANK_CHARS
     if _EMOJI.search(piece):
         return _MIN_EMOJI_CHARS
     return _MIN_PLAIN_CHARS
+
+
+def _is_blank(text: str) -> bool:
+    """Return whether a text has only white space and invisible characters."""
+    return not any(sign.isprintable() and sign != " " for sign in text)
 
 
 def _last_two_lines(text: str) -> list[str]:

@@ -70,15 +70,21 @@ def test_lines_that_differ_in_their_number_are_a_loop(form: str) -> None:
         ("\n" * 900, 470),
         (" " * 900, 470),
         ("\ufffd" * 900, 470),
+        ("\u00a0" * 900, 470),
+        ("\u200b\u200d" * 450, 470),
         ("😂" * 2000, 1100),
         ("0, " * 2000, 2200),
     ],
-    ids=["lines", "blanks", "broken", "emoji", "zeros"],
+    ids=["lines", "blanks", "broken", "wide", "invisible", "emoji", "zeros"],
 )
 def test_what_says_nothing_ends_too(text: str, most: int) -> None:
     found = loop_of(f"It is {text}")
     assert found is not None
     assert found[0] < most
+
+
+def test_invisible_signs_are_called_blanks() -> None:
+    assert Repetition("\u200b\u2060", 450, 900, 2).name() == "blanks"
 
 
 def test_tokens_that_print_nothing_are_a_loop() -> None:
