@@ -10,6 +10,9 @@ FREQUENCY_PENALTY: Final = 0.3
 SmolLM2-135M looped in 0 and 1 of 50 everyday prompts with it, and in 9 with a repetition penalty of 1.1.
 """
 
+NO_TEXT: Final = "The answer has no text. Ask in other words."
+"""Notice about a model that ended its answer at once, or after its reasoning."""
+
 
 def ended_early(end: Finished | None) -> bool:
     """Return whether a limit or the loop guard ended an answer."""

@@ -1,10 +1,10 @@
-"""Offers below an answer that the loop guard ended."""
+"""Notices below an answer that the loop guard ended, or that has no text."""
 
 from typing import Final
 
 import msgspec
 
-from localchat.chat.answer_end import FREQUENCY_PENALTY
+from localchat.chat.answer_end import FREQUENCY_PENALTY, NO_TEXT
 from localchat.chat.conversation import Node
 from localchat.chat.prompt_messages import without_loop
 from localchat.errors import UsageError
@@ -27,6 +27,13 @@ def offer_ways_on(session: Session, node: Node) -> None:
     offers.append(Offer("go on", _GO_ON))
     text = "The model began to repeat itself. The repeats are not sent with your next message."
     session.notice(text, "warning", offers, NOTICE_ID)
+
+
+def report_empty(session: Session, node: Node) -> None:
+    """Show a notice if the model ended its answer without text and calls."""
+    message = node.message
+    if node.state == "whole" and not message.content.strip() and not message.tool_calls:
+        session.notice(NO_TEXT, "warning")
 
 
 async def take_way_on(session: Session, action: str) -> None:

@@ -26,7 +26,7 @@ from localchat.errors import (
     LocalchatError,
     UsageError,
 )
-from localchat.session.answer_end import drop_repeats, offer_ways_on
+from localchat.session.answer_end import drop_repeats, offer_ways_on, report_empty
 from localchat.session.blocks import RETRY, Block, NoticeBlock, Offer, SummaryBlock
 from localchat.session.context import ModelSetup, SessionContext, SetupChange
 from localchat.session.engine_holder import EngineHolder
@@ -423,6 +423,8 @@ class ChatSession:
             self.overflow = overflow or self.overflow
             return outcome._replace(overflow=overflow)
         if outcome.end == "complete":
+            if outcome.node is not None:
+                report_empty(self, outcome.node)
             await self._remember()
         elif isinstance(outcome.error, DoesNotFit) and outcome.node is None:
             from localchat.session.memory_offers import load_offers

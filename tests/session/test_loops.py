@@ -51,6 +51,16 @@ def test_a_loop_ends_says_so_and_offers_three_ways_on(tmp_path: Path) -> None:
     run(Stage(tmp_path, script=script), play)
 
 
+@pytest.mark.parametrize("tokens", [(), (" ", "\n")])
+def test_an_answer_without_text_says_so(tmp_path: Path, tokens: tuple[str, ...]) -> None:
+    async def play(chat: Chat) -> None:
+        await chat.session.ask("go")
+        (notice,) = chat.page.notices()
+        assert notice.text == "The answer has no text. Ask in other words."
+
+    run(Stage(tmp_path, script=lambda _: ScriptedAnswer(tokens)), play)
+
+
 def test_repeats_do_not_enter_the_next_prompt(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         text = await looped(chat)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from localchat import gc_control
-from localchat.chat.answer_end import end_advice, end_sentence, ended_early
+from localchat.chat.answer_end import NO_TEXT, end_advice, end_sentence, ended_early
 from localchat.chat.conversation import Conversation, Question
 from localchat.chat.overflow import leave_out_again, unsent_sentence
 from localchat.chat.prompt_messages import sent_messages
@@ -281,6 +281,8 @@ class OneShot:
         """Return the end of the first answer that is too incomplete to be data."""
         for choice in self.answer.choices:
             end = choice.finished
+            if end is not None and end.reason == "stop" and not choice.text.strip():
+                self._terminal.print_line(f"localchat: {NO_TEXT}")
             if end is None or not ended_early(end):
                 continue
             if self._options.grammar is not None:

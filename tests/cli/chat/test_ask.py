@@ -45,6 +45,13 @@ def test_stdout_is_the_answer_alone_with_one_newline_and_its_own_bytes(
     assert call(SCENARIOS[scenario], "hi")[:2] == (0, out)
 
 
+def test_an_answer_without_text_is_reported_on_stderr(call: Call) -> None:
+    for flags in ((), ("--json",)):
+        err = call(SCENARIOS["empty"], *flags, "hi")[2]
+        assert err == "localchat: The answer has no text. Ask in other words.\n"
+    assert "no text" not in call(SCENARIOS["hello"], "hi")[2]
+
+
 def test_a_pipe_hears_of_the_engine_only_with_stats_and_quiet_tells_nothing(
     call: Call,
 ) -> None:
