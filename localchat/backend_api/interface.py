@@ -150,8 +150,6 @@ class Capabilities:
     be restored or aliased (recurrent and hybrid models). Then prefixes hit only at checkpoints, and drafts
     need slots beyond `max_rows` for the states before them."""
     rewind_tokens: int = 0
-    share: bool = True
-    """True if one slot's prefix can be aliased by another."""
     block_tokens: int = 0
     """Page size. 0: the cache is not paged."""
     window_tokens: int = 0

@@ -106,7 +106,7 @@ class EngineCore:
         self._kv_cache = kv_cache
         self._callbacks = callbacks
         # Rejected drafts are truncated. If the model cannot rewind, the state before them must be held.
-        holds_states = bool(can.saved_states) or (can.share and can.max_slots > can.max_rows)
+        holds_states = bool(can.saved_states) or can.max_slots > can.max_rows
         self._speculation = speculation and (can.rewind != "checkpoint" or holds_states)
         token_budget = TokenBudget(can.step_target_s, can.max_step_tokens, can.shared_step_target_s)
         self._step_costs = costs = CostModel(can.widths.decode, can.row_cost)

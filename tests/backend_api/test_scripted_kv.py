@@ -71,8 +71,6 @@ def test_cells_run_out_also_while_a_state_is_restored() -> None:
 def test_kinds_of_models_refuse_what_they_cannot() -> None:
     with pytest.raises(AssertionError, match="cannot rewind"):
         slots(rewind="checkpoint").apply(Truncate(0, 2))
-    with pytest.raises(AssertionError, match="cannot share"):
-        slots(share=False).apply(Alias(0, 1, 3))
     window = slots(rewind="last_n", rewind_tokens=2)
     window.write(StepRow(0, 0, 3, (4, 5, 6)), (4, 5, 6))
     window.write(StepRow(0, 0, 6, (7,)), (7,))

@@ -191,7 +191,7 @@ def test_an_idle_engine_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_conversations_are_answered_as_without_recomputed_answers(number: int) -> None:
     draw = random.Random(number)
     kind: dict[str, Any] = draw.choice(
-        [{}, {"share": False}, {"rewind": "last_n", "rewind_tokens": 20}, {"depth": 2}]
+        [{}, {"rewind": "last_n", "rewind_tokens": 20}, {"depth": 2}]
     )
     short_steps = [draw.sample(range(2, 80), 3) for _ in range(2)]
     bench = Bench(

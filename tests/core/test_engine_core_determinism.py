@@ -31,10 +31,8 @@ QUICK = settings(
 BLOCKS = {"block_tokens": 4, "depth": 2}
 KINDS: dict[str, dict[str, Any]] = {
     "slots": {},
-    "slots-unshared": {"share": False},
     "slots-window": {"rewind": "last_n", "rewind_tokens": 6},
     "slots-checkpoint": {"rewind": "checkpoint", "state_bytes": 10},
-    "slots-checkpoint-unshared": {"rewind": "checkpoint", "share": False},
     "slots-ahead": {"depth": 2},
     "blocks": {"block_tokens": 4},
     "blocks-ahead": BLOCKS,

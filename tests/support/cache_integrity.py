@@ -48,7 +48,6 @@ def _check_slots(cache: SlotKVCacheManager) -> None:
         assert len(entry.prefix) <= cells, f"slot {entry.slot}: more tokens than cells"
         assert cache._can.rewind == "last_n" or not entry.earliest, "a window without a window"
         assert entry is not cache._idle or len(entry.prefix) == cells, "an idle entry has room"
-    assert cache._can.share or not cache._cells.shared, "cells are shared and cannot be"
 
 
 def _check_pages(cache: PagedKVCacheManager) -> None:

@@ -104,7 +104,6 @@ class SlotStorage:
         """Execute one operation."""
         match op:
             case Alias(src, dst, tokens):
-                assert self._can.share, "this model cannot share"
                 self._check_truncation(self._slots[src], tokens)
                 self._fill(dst, self._slots[src].cells[:tokens], self._slots[src].earliest)
             case Truncate(slot, tokens):

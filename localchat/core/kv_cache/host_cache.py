@@ -107,11 +107,6 @@ class HostCache:
         self._uses += 1
         return self._uses
 
-    def next_key(self) -> int:
-        """Return a new key."""
-        self._last_key += 1
-        return self._last_key
-
     def has_room(self, tokens: int) -> bool:
         """Return whether a state of this length fits without evicting another one."""
         return self._bytes + self._size_bytes(tokens) <= self._capacity_bytes
@@ -188,7 +183,8 @@ class HostCache:
         ops: list[MemoryOp] = [self._remove(saved) for saved in (*older, *victims)]
         for saved in victims:
             self.record_lost(saved.salt, saved.prefix, EVICTED)
-        state.key = self.next_key()
+        self._last_key += 1
+        state.key = self._last_key
         state.last_use = self._next_use()
         states = self._disposable if state.disposable else self._kept
         states[state.key] = state

@@ -16,11 +16,9 @@ import numpy as np
 from localchat.backend_api.interface import (
     Alias,
     Capabilities,
-    Discard,
     Drop,
     MemoryOp,
     Restore,
-    Save,
     StateRange,
     Truncate,
 )
@@ -194,8 +192,6 @@ class SlotKVCacheManager(KVCacheManager):
         """Return why the first `shared` tokens of an entry cannot be used. None: they can."""
         length = len(entry.prefix)
         running = isinstance(entry, _SlotEntry) and entry is not self._idle
-        if running and not self._can.share:
-            return "this model cannot share a prefix that is in use"
         if self._can.rewind == "checkpoint" and (running or shared < length):
             return "this model cannot rewind"
         earliest = self._earliest(entry) if isinstance(entry, _SlotEntry) else entry.earliest
@@ -384,7 +380,7 @@ class SlotKVCacheManager(KVCacheManager):
         held_states = sum(other.rewind_slot >= 0 for other in self._running.values())
         # The other slots are for the rows.
         spare = self._can.max_slots - self._can.max_rows - held_states
-        if not self._can.share or spare <= 0 or not self._slots or not entry.prefix:
+        if spare <= 0 or not self._slots or not entry.prefix:
             return None
         entry.rewind_slot = heapq.heappop(self._slots)
         self._cells.share(entry.slot, entry.rewind_slot, len(entry.prefix))
@@ -428,18 +424,13 @@ class SlotKVCacheManager(KVCacheManager):
         assert child not in self._running, f"sequence {child} is already allocated"
         entry = self._running[seq]
         committed = len(entry.prefix)
-        needed = 1 if self._can.share else committed + 1
-        if not self._slots or self._cells.free < needed:
+        if not self._slots or not self._cells.free:
             return None
         slot = heapq.heappop(self._slots)
         ops: tuple[MemoryOp, ...] = ()
-        if committed and self._can.share:
+        if committed:
             self._cells.share(entry.slot, slot, committed)
             ops = (Alias(entry.slot, slot, committed),)
-        elif committed:
-            self._cells.extend(slot, committed)
-            key = self._host_cache.next_key()
-            ops = (Save(entry.slot, key), Restore(key, slot, committed), Discard(key))
         self._cells.extend(slot, 1)
         prefix = entry.prefix.head(committed)
         earliest = self._guaranteed_from(committed, entry.earliest)

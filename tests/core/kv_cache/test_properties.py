@@ -160,11 +160,8 @@ class SlotsLife(Life):
 
 KINDS: dict[str, dict[str, object]] = {
     "any": {},
-    "any without sharing": {"share": False},
     "sliding window": {"rewind": "last_n", "rewind_tokens": 6},
-    "sliding window without sharing": {"rewind": "last_n", "rewind_tokens": 6, "share": False},
     "checkpoint": {"rewind": "checkpoint"},
-    "checkpoint without sharing": {"rewind": "checkpoint", "share": False},
 }
 
 SETTINGS = settings(

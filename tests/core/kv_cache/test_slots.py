@@ -246,22 +246,10 @@ def test_a_shared_prefix_outlives_the_sequence_that_computed_it() -> None:
     assert b.kv_cache.usage()[:2] == (11, 0)
 
 
-def test_a_model_that_cannot_share_computes_again_and_says_why() -> None:
-    b = bench(share=False)
-    start(b, TEN)
-    hit = b.find_prefix([*TEN, 10])
-    assert hit.cached == 0
-    assert "cannot share" in hit.why_missed
-
-
-def test_a_fork_shares_and_without_sharing_copies_through_ram() -> None:
+def test_a_fork_shares_the_prefix_of_its_parent() -> None:
     b = bench()
     assert b.fork(start(b, TEN)) is not None
     assert b.log == [Alias(0, 1, 10)]
-    b = bench(share=False, ram=0)
-    assert b.fork(start(b, TEN)) is not None
-    assert b.log == [Save(0, 1), Restore(1, 1, 10), Discard(1)]
-    b.flush()
 
 
 def test_free_room_is_counted_in_cells() -> None:
