@@ -623,7 +623,6 @@ class LlamaCppRunner:
             if output is None or (target.row, target.seq) in stopped:
                 continue
             logits = self._logits[output]
-            assert target.kind != "embedding", "this model cannot compute embeddings"
             if target.kind == "prompt":
                 logprobs = self._sampler.logprobs(logits, target.token, target.top)
                 all_logprobs = b""

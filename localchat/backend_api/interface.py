@@ -24,7 +24,6 @@ from localchat.backend_api.step import (
     Enter,
     Import,
     LoadBlock,
-    LogitsKind,
     LogitsPosition,
     Mask,
     MemoryOp,
@@ -66,7 +65,6 @@ __all__ = [
     "Import",
     "LoadBlock",
     "LoadRequest",
-    "LogitsKind",
     "LogitsPosition",
     "Mask",
     "MemoryOp",
@@ -175,7 +173,6 @@ class Capabilities:
     none."""
     draft_model: bool = False
     """True if the runner is a DraftingRunner (drafter.py)."""
-    embeddings: bool = False
     all_logprobs: bool = False
     """True if a prompt position can return the log probabilities of all tokens."""
     kv_type: str = "f16"

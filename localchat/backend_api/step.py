@@ -215,9 +215,6 @@ class StepRow(msgspec.Struct, frozen=True):
         return len(self.tokens) + len(self.drafts)
 
 
-LogitsKind = Literal["sample", "prompt", "embedding"]
-
-
 class LogitsPosition(msgspec.Struct, frozen=True):
     """A position whose logits a plan requests: token `offset` of row number `row`."""
 
@@ -225,10 +222,9 @@ class LogitsPosition(msgspec.Struct, frozen=True):
     offset: int
     seq: int
     """Number of the sequence, or of a fork that enters with the same plan."""
-    kind: LogitsKind = "sample"
+    kind: Literal["sample", "prompt"] = "sample"
     """`sample`: draw the token at position `start + offset + 1` for `seq` with its sampling. `prompt`: log
-    probability of the known token `token` at that position, with `top` alternatives. `embedding`: the
-    pooled vector."""
+    probability of the known token `token` at that position, with `top` alternatives."""
     token: int = -1
     top: int = 0
     all: bool = False
@@ -303,7 +299,6 @@ class Sample(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
     all: bytes = b""
     """The log probabilities of all tokens, little-endian float16."""
-    embedding: tuple[float, ...] = ()
 
 
 StepStatus = Literal["ok", "aborted", "out_of_memory"]
