@@ -75,7 +75,7 @@ def test_parts_that_were_read_are_on_the_device_before_the_last_one(
     tokens = kept(tmp_path)
     bench = started(tmp_path)
     assert bench.disk_tier is not None
-    read_into, end_s = bench.disk_tier._namespace.read_into, time.monotonic() + 5
+    read_into, end_s = bench.disk_tier.namespace.read_into, time.monotonic() + 5
 
     def loaded() -> bool:
         return any(isinstance(op, LoadBlock) for plan in bench.runner.steps for op in plan.memory)
@@ -85,7 +85,7 @@ def test_parts_that_were_read_are_on_the_device_before_the_last_one(
             time.sleep(0.001)
         return read_into(entry, out) if entry.end <= 160 or loaded() else None
 
-    monkeypatch.setattr(bench.disk_tier._namespace, "read_into", read_the_end_late)
+    monkeypatch.setattr(bench.disk_tier.namespace, "read_into", read_the_end_late)
     id_ = bench.ask(request([*tokens, 65]))
     bench.run_until_idle()
     assert prefill(bench, id_).read_back == (len(tokens) - 1) // 4 * 4
@@ -107,7 +107,7 @@ def test_nothing_is_given_back_while_blocks_are_still_being_filled(
         filled.append(entry)
         return b"" if entry.start else None
 
-    monkeypatch.setattr(tier._namespace, "read_into", read_into)
+    monkeypatch.setattr(tier.namespace, "read_into", read_into)
     numbers = [0] * len(entries)
     buffers = [memoryview(b"")] * len(entries)
     state = bench.requests[id_]
@@ -199,7 +199,7 @@ def test_a_damaged_block_is_computed_again_and_the_events_say_so(tmp_path: Path,
     bench = started(tmp_path)
     if harm == "gone":
         assert bench.disk_tier is not None
-        bench.disk_tier._namespace.tree._refresh()
+        bench.disk_tier.namespace.tree._refresh()
         path.unlink()
     id_ = bench.ask(request([*tokens, 65]))
     bench.run_until_idle()
@@ -405,7 +405,7 @@ def test_a_prompt_of_another_salt_looks_up_as_much_as_one_that_nobody_knows(tmp_
         tier = bench.disk_tier
         assert tier is not None
         reads: list[object] = []
-        tier._namespace.tree.has = lambda *key, seen=reads, **_: bool(seen.append(key))  # type: ignore
+        tier.namespace.tree.has = lambda *key, seen=reads, **_: bool(seen.append(key))  # type: ignore
         bench.say(request(text, salt="b"))
         assert not [op for plan in bench.runner.steps for op in plan.memory if "Load" in repr(op)]
         looked[name] = reads

@@ -117,7 +117,7 @@ class BlockDiskTier(DiskTier):
             return None
         ids = np.asarray(tokens, np.int32)[:-1]
         size = self._size
-        entries = self._namespace.tree.chain(
+        entries = self.namespace.tree.chain(
             parent, first * size, ids, size, self._block_bytes, exact=exact
         )
         if exact and not request_state.media:
@@ -163,7 +163,7 @@ class BlockDiskTier(DiskTier):
         """Load blocks and report them in parts. The device loads a part while others are read."""
         begun_s = time.perf_counter()
         step = self._part_blocks
-        reading = self._readers.map(self._namespace.read_into, match.entries, buffers)
+        reading = self._readers.map(self.namespace.read_into, match.entries, buffers)
         for first in range(0, len(match.entries), step):
             part = match.entries[first : first + step]
             checksums = tuple(islice(reading, len(part)))
@@ -175,7 +175,7 @@ class BlockDiskTier(DiskTier):
             elapsed_s = time.perf_counter() - begun_s
             then(DiskRead(request_state, match._replace(entries=part), back, elapsed_s, last))
             if last:
-                self._namespace.touch(match.entries[: first + count])
+                self.namespace.touch(match.entries[: first + count])
                 return
 
     def _whole(
@@ -192,7 +192,7 @@ class BlockDiskTier(DiskTier):
             return 0
         for index, block_sum in enumerate(sums):
             if checksum(entries[index], block_sum) != checksums[index]:
-                self._namespace.discard(entries[index])
+                self.namespace.discard(entries[index])
                 return index
         return read
 
@@ -252,7 +252,7 @@ class BlockDiskTier(DiskTier):
         unstored = self._kv_cache.unstored
         first = self._first_missing(tip, unstored[tip, owner])
         if first is None:
-            self._namespace.own(owner, tip.digest)
+            self.namespace.own(owner, tip.digest)
             del unstored[tip, owner]
             return False
         assert first.parent is not None
@@ -269,7 +269,7 @@ class BlockDiskTier(DiskTier):
         ids = np.frombuffer(first.tokens, np.int32)
         start = first.end - self._size
         then = partial(self._written.append, first.host)
-        self._namespace.put(
+        self.namespace.put(
             first.parent.digest, start, ids, [content], owner=owner, exact=first.exact, then=then
         )
         self._handed_s = time.monotonic()
@@ -284,7 +284,7 @@ class BlockDiskTier(DiskTier):
         first = None
         node = tip
         while node.parent is not None and node.end > done:
-            if not self._namespace.tree.has(node.parent.digest, node.digest, exact=node.exact):
+            if not self.namespace.tree.has(node.parent.digest, node.digest, exact=node.exact):
                 first = node
             node = node.parent
         return first

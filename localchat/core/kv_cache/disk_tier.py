@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from localchat.backend_api.interface import MemoryOp
 from localchat.core.sequence import RequestState
-from localchat.kv_store.store import KVStore, Namespace, ReadBack
+from localchat.kv_store.store import KVStore, ReadBack
 from localchat.kv_store.tree import Match
 
 MIN_STORED_TOKENS = 256
@@ -42,7 +42,8 @@ class DiskTier(ABC):
         `max_pending_bytes`: RAM for pieces that are not written yet.
         """
         self._store = store
-        self._namespace = store.namespace(layout, model)
+        self.namespace = store.namespace(layout, model)
+        """Entries of this model."""
         self._max_pending_bytes = max_pending_bytes
         self._reader = ThreadPoolExecutor(1, "kv-reader")
 
@@ -51,11 +52,6 @@ class DiskTier(ABC):
         if request_state.request.prompt_logprobs is not None:
             return None
         return self._find(request_state)
-
-    @property
-    def namespace(self) -> Namespace:
-        """Entries of this model."""
-        return self._namespace
 
     @abstractmethod
     def _find(self, request_state: RequestState) -> Match | None: ...

@@ -565,19 +565,12 @@ class PagedKVCacheManager(KVCacheManager):
             self._note_unstored(sequence)
         for block in reversed(sequence.table):
             self._release_block(block, keep)
-        self._touch(sequence.tip)
+        if self._host.exist:
+            self._host.touch(path_to(sequence.tip))
         self._tree.release_root(sequence.salt)
         heapq.heappush(self._slots, sequence.slot)
         self._version += 1
         return CacheUpdate()
-
-    def _touch(self, tip: PrefixNode | None) -> None:
-        """Mark a text as used now, for host memory."""
-        path: list[PrefixNode] = []
-        while tip is not None and self._host.exist:
-            path.append(tip)
-            tip = tip.parent
-        self._host.touch(path)
 
     def usage(self) -> KVUsage:
         size = self._block_tokens

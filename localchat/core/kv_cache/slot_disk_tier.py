@@ -82,7 +82,7 @@ class SlotDiskTier(DiskTier):
         salts = [request.salt + self._exact_salt]
         if not request_state.deterministic:
             salts.append(request.salt)
-        matches = [self._namespace.find(salt, ids, usable) for salt in salts]
+        matches = [self.namespace.find(salt, ids, usable) for salt in salts]
         match = max(matches, key=lambda match: match.tokens)
         request_state.disk_exact = match is matches[0]
         if match.tokens < self._min_read_tokens:
@@ -105,7 +105,7 @@ class SlotDiskTier(DiskTier):
     def _read(self, request_state: RequestState, match: Match) -> DiskRead:
         begun_s = time.perf_counter()
         try:
-            back = self._namespace.read(match)
+            back = self.namespace.read(match)
         except MemoryError:
             back = ReadBack((), ())
         return DiskRead(request_state, match, back, time.perf_counter() - begun_s)
@@ -161,9 +161,9 @@ class SlotDiskTier(DiskTier):
         if not self._whole:
             ids = ids[: cut_before(text.ids.tolist(), len(ids))]
         length = len(ids)
-        start, parent = self._namespace.covered(salt, ids)
+        start, parent = self.namespace.covered(salt, ids)
         if start >= length:
-            self._namespace.own(text.owner, parent)
+            self.namespace.own(text.owner, parent)
         if start >= length or length < self._shortest(ids):
             text.mark_stored()
             return False
@@ -172,7 +172,7 @@ class SlotDiskTier(DiskTier):
         if self._whole:
             start = 0
             end = length
-            parent = self._namespace.root(salt)
+            parent = self.namespace.root(salt)
         payload = self._export(text, start, end)
         if payload is None and text.slot is None and self._evict_idle():
             payload = self._export(text, start, end)
@@ -183,11 +183,11 @@ class SlotDiskTier(DiskTier):
         older: Sequence[Entry] = ()
         if self._whole:
             earliest = text.earliest
-            older = self._namespace.whole_prefixes(salt, ids)
-        key = self._namespace.put(
+            older = self.namespace.whole_prefixes(salt, ids)
+        key = self.namespace.put(
             parent, start, ids[start:end], [payload], owner=text.owner, earliest=earliest
         )
-        self._namespace.supersede(older)
+        self.namespace.supersede(older)
         # A range that is passed a second time was dropped before, because the store has no room.
         if end == length or key in self._handed:
             text.mark_stored()

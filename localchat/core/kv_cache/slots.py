@@ -116,7 +116,7 @@ class SlotKVCacheManager(KVCacheManager):
         self._running: dict[int, _SlotEntry] = {}
         self._idle: _SlotEntry | None = None
         """Conversation that stays in its slot while nothing runs."""
-        self._host_cache = HostCache(cache_ram_bytes, self._saved_bytes, self._can_truncate)
+        self._host_cache = HostCache(cache_ram_bytes, self._saved_bytes, self.can_truncate)
         self._min_swap_tokens = min_swap_tokens
         self._version = 0
         self._steps = 0
@@ -125,7 +125,7 @@ class SlotKVCacheManager(KVCacheManager):
     def _saved_bytes(self, tokens: int) -> int:
         return self._can.bytes_per_token * tokens + self._can.state_bytes
 
-    def _can_truncate(self, length: int, earliest: int, tokens: int) -> bool:
+    def can_truncate(self, length: int, earliest: int, tokens: int) -> bool:
         """Return whether a state of `length` tokens from position `earliest` can be truncated to `tokens`."""
         if tokens == length or self._can.rewind == "any":
             return True
@@ -195,7 +195,7 @@ class SlotKVCacheManager(KVCacheManager):
         if self._can.rewind == "checkpoint" and (running or shared < length):
             return "this model cannot rewind"
         earliest = self._earliest(entry) if isinstance(entry, _SlotEntry) else entry.earliest
-        if not self._can_truncate(length, earliest, shared):
+        if not self.can_truncate(length, earliest, shared):
             return "this model's sliding window has moved on"
         if isinstance(entry, SavedState):
             if shared * RESTORED_PER_COMPUTED < length:
@@ -360,9 +360,7 @@ class SlotKVCacheManager(KVCacheManager):
         entry.seen = self._steps
         if self._cells.used_by(entry.slot) == computed + ahead:
             return CacheUpdate(dropped)
-        if self._can.rewind == "last_n" and not self._can_truncate(
-            computed + 1, earliest, computed
-        ):
+        if self._can.rewind == "last_n" and not self.can_truncate(computed + 1, earliest, computed):
             self._cells.truncate(entry.slot, 0)
             entry.prefix = TokenPrefix(np.empty(0, np.int32))
             entry.earliest = 0
@@ -491,10 +489,6 @@ class SlotKVCacheManager(KVCacheManager):
         self._cells.truncate(entry.slot, 0)
         heapq.heappush(self._slots, entry.slot)
         return [Drop(entry.slot)]
-
-    def can_truncate(self, length: int, earliest: int, tokens: int) -> bool:
-        """Return whether a state of `length` tokens from position `earliest` can be truncated to `tokens`."""
-        return self._can_truncate(length, earliest, tokens)
 
     def adopt(
         self, ids: Ids, salt: str, earliest: int, ranges: tuple[StateRange, ...], exact: int = 0
