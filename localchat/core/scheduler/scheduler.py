@@ -474,7 +474,8 @@ class Scheduler:
                 return
         drafts = step.drafts.get(sequence.number, ())
         if drafts and not (
-            self._extend(sequence, width + len(drafts)) and self._hold_state(sequence)
+            self._extend(sequence, width + len(drafts))
+            and self._apply(sequence, self._kv_cache.hold_state(sequence.number))
         ):
             # Never preempt a sequence to make room for draft tokens.
             drafts = ()
@@ -626,25 +627,19 @@ class Scheduler:
 
     def _extend(self, sequence: Sequence, width: int) -> bool:
         update = self._kv_cache.extend(sequence.number, sequence.launched + width)
+        return self._apply(sequence, update)
+
+    def _apply(self, sequence: Sequence, update: CacheUpdate | None) -> bool:
+        """Add a change of a sequence's KV to the next plan. Return False without one: there was no room."""
         if update is None:
             return False
-        self._apply(sequence, update)
-        return True
-
-    def _hold_state(self, sequence: Sequence) -> bool:
-        update = self._kv_cache.hold_state(sequence.number)
-        if update is None:
-            return False
-        self._apply(sequence, update)
-        return True
-
-    def _apply(self, sequence: Sequence, update: CacheUpdate) -> None:
         if update.memory:
             self.add_memory_ops(update.memory)
         if update.new_blocks:
             sequence.new_blocks += update.new_blocks
         if update.new_window_blocks:
             sequence.new_window_blocks += update.new_window_blocks
+        return True
 
     def _write_row(
         self, step: StepBuilder, sequence: Sequence, width: int, drafts: tuple[int, ...]
