@@ -149,6 +149,7 @@ class EngineProcess:
         self._sender = sender
         self._counters = counters
         self._tasks: SimpleQueue[tuple[int, Callable[[], None]]] = SimpleQueue()
+        """Tasks of the input threads, by the id that an error of theirs names."""
         self._lock = threading.Lock()
         self._preparing: set[int] = set()
         self._cancelled: set[int] = set()
@@ -288,7 +289,7 @@ class EngineProcess:
             case protocol.Generate(id_):
                 with self._lock:
                     self._preparing.add(id_)
-                self._submit(id_, partial(self._accept, frame))
+                self._tasks.put((id_, partial(self._accept, frame)))
             case protocol.Tokenize(id_, text, special):
                 self._reply(
                     id_, lambda: protocol.TokensReply(id_, processor.tokenize(text, special))
@@ -302,7 +303,7 @@ class EngineProcess:
                     id_, lambda: protocol.TokensReply(id_, processor.prompt_tokens(messages))
                 )
             case protocol.Embed(id_):
-                self._submit(id_, partial(self._embed, frame))
+                self._tasks.put((id_, partial(self._embed, frame)))
             case protocol.GetInfo(id_):
                 self._reply(id_, lambda: protocol.InfoReply(id_, self._info()))
             case protocol.GetStats(id_):
@@ -311,11 +312,7 @@ class EngineProcess:
                 raise protocol.FrameError(f"a second {type(frame).__name__}")
 
     def _reply(self, id_: int, answer: Callable[[], msgspec.Struct]) -> None:
-        self._submit(id_, lambda: self._sender.send(answer()))
-
-    def _submit(self, id_: int, task: Callable[[], None]) -> None:
-        """Run a task in an input thread."""
-        self._tasks.put((id_, task))
+        self._tasks.put((id_, lambda: self._sender.send(answer())))
 
     def _close(self) -> None:
         """End the process. The core stops after its step, and a load at its next progress report."""
