@@ -10,6 +10,7 @@ matches, but took 40 ms and would have to be rebuilt when a text is truncated.
 
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ _CHAINED_TOKENS = 8192
 """Limit of tokens that are chained in one call."""
 _WALKED = 8
 """Positions examined for each result, because others with the same hash lie between."""
+_Ids = TypeVar("_Ids", int, NDArray[np.int64])
 
 
 class NgramIndex:
@@ -77,7 +79,7 @@ class NgramIndex:
         """Chain the unchained positions before `end`."""
         first = len(self._before)
         text = np.array(self.tokens[first - 2 : end], np.int64)
-        keys = _keys(text[:-2], text[1:-1], text[2:]) & (len(self._table) - 1)
+        keys = _key(text[:-2], text[1:-1], text[2:]) & (len(self._table) - 1)
         positions = np.arange(first, first + len(keys), dtype=np.int32)
         order = keys.argsort(kind="stable")
         table = np.frombuffer(self._table, np.int32)
@@ -137,11 +139,7 @@ class NgramIndex:
         return length
 
 
-def _key(a: int, b: int, c: int) -> int:
-    key = a * _A ^ b * _B ^ c * _C
-    return key ^ key >> 17
-
-
-def _keys(a: NDArray[np.int64], b: NDArray[np.int64], c: NDArray[np.int64]) -> NDArray[np.int64]:
+def _key(a: _Ids, b: _Ids, c: _Ids) -> _Ids:
+    """Return the hash of three token ids, or of each row of three arrays."""
     key = a * _A ^ b * _B ^ c * _C
     return key ^ key >> 17
