@@ -31,6 +31,7 @@ _ROUTE: Final = re.compile(
     r"(?:/v1(?:/(?:chat/)?completions|/models|/responses|/messages)?|/chat/completions)$"
 )
 """End of an address that users copy from the documents of a server."""
+_JSON: Final = {"Content-Type": "application/json"}
 _CONNECTED: Final = ("connect_tcp.complete", "start_tls.complete")
 
 
@@ -66,15 +67,20 @@ class RemoteClient:
     def stream(
         self, path: str, body: Mapping[str, Any], call: OpenCall
     ) -> AbstractContextManager[httpx2.Response]:
-        """Send a POST request on its own connection. Raises what httpx2 raises."""
+        """Send a POST request on its own connection. Raises what httpx2 raises, and UsageError."""
 
         def trace(name: str, info: Mapping[str, Any]) -> None:
             """Pass the connection to the call. The HTTP library calls this at each step."""
             if name.endswith(_CONNECTED):
                 call.begin(info["return_value"].get_extra_info("socket"))
 
-        extensions = {"trace": trace}
-        return self._client.stream("POST", self._url(path), json=body, extensions=extensions)
+        return self._client.stream(
+            "POST",
+            self._url(path),
+            content=_encoded(body),
+            headers=_JSON,
+            extensions={"trace": trace},
+        )
 
     def request_json(
         self,
@@ -88,15 +94,19 @@ class RemoteClient:
 
         Raises NetworkError, ModelMissing, UsageError, ContextExceeded, EngineClosed.
         """
-        method = "GET" if body is None else "POST"
+        method = "GET"
+        content = None
+        if body is not None:
+            method = "POST"
+            content = _encoded(body)
         timeout = httpx2.Timeout(timeout_s, connect=CONNECT_S)
         try:
             with self._client.stream(
-                method, self._url(path, root), json=body, timeout=timeout
+                method, self._url(path, root), content=content, headers=_JSON, timeout=timeout
             ) as response:
                 if response.status_code != 200:
                     raise self.status_error(response)
-                value = json.loads(read_body(response, _MAX_BODY_BYTES))
+                return self.json_object(path, response)
         except httpx2.InvalidURL as error:
             raise UsageError(f"{self.base} is not the address of a server: {error}") from error
         except (httpx2.HTTPError, RuntimeError) as error:
@@ -104,10 +114,15 @@ class RemoteClient:
             if self._closed:
                 raise EngineClosed("the engine was closed") from error
             raise self.connection_error(error) from error
+
+    def json_object(self, request: str, response: httpx2.Response) -> dict[str, Any]:
+        """Return the JSON object in the body of a reply. Raises NetworkError for another body."""
+        try:
+            value = json.loads(read_body(response, _MAX_BODY_BYTES))
         except ValueError as error:
-            raise self.unexpected_reply(path, "invalid JSON") from error
+            raise self.unexpected_reply(request, "invalid JSON") from error
         if not isinstance(value, dict):
-            raise self.unexpected_reply(path, "JSON that is not an object")
+            raise self.unexpected_reply(request, "JSON that is not an object")
         return value
 
     def lines(self, response: httpx2.Response) -> Iterator[str]:
@@ -153,6 +168,14 @@ class RemoteClient:
         if root:
             return f"{self.base}/{path}"
         return f"{self.base}/v1/{path}"
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    """Encode the JSON body of a request. Raises UsageError for lone surrogates, NaN and infinity."""
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise UsageError(f"this cannot be sent to a server: {error}") from error
 
 
 def read_body(response: httpx2.Response, max_bytes: int) -> bytes:

@@ -5,7 +5,6 @@ usage. A lost connection is retried only before the first token. After that, the
 reported as partial.
 """
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ import httpx2
 from localchat.engine.events import Accepted, EngineStats, Event, MetricsSnapshot
 from localchat.engine.interface import EngineInfo, Vectors
 from localchat.engine.open_call import OpenCall
-from localchat.engine.remote.client import RemoteClient, read_body
+from localchat.engine.remote.client import RemoteClient
 from localchat.engine.remote.dialect import Dialect
 from localchat.engine.remote.request_body import request_body, request_path
 from localchat.engine.remote.response_stream import ResponseStream
@@ -38,7 +37,6 @@ _MAX_ATTEMPTS: Final = 4
 _MAX_WAIT_S: Final = 30.0
 _NO_LIST_STATUSES: Final = frozenset({400, 403, 404, 405, 501})
 _METRICS_INTERVAL_S: Final = 0.1
-_MAX_ANSWER_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +209,8 @@ class RemoteEngine:
                 stream.put(EngineClosed("the engine was closed"))
             elif not call.cancelled.is_set():
                 stream.put(self._client.connection_error(error, partial=answer.begun))
+        except Exception as error:  # noqa: BLE001 - otherwise the request would wait forever
+            stream.put(LocalchatError(f"the request to {self._client.base} failed: {error!r}"))
         finally:
             with self._lock:
                 self._calls.discard(call)
@@ -274,7 +274,8 @@ class RemoteEngine:
             request = answer.request
             stream.put(Accepted(0, request.max_tokens or 0, request.sampling.seed or 0))
         if kind == "application/json":
-            self._send(answer, stream, answer.feed_chunk(self._object(response), self._client.base))
+            reply = self._client.json_object("the request", response)
+            self._send(answer, stream, answer.feed_chunk(reply, self._client.base))
             answer.complete = True
         else:
             for line in self._client.lines(response):
@@ -286,16 +287,6 @@ class RemoteEngine:
                 if answer.complete:
                     break
         self._send(answer, stream, answer.end(time.perf_counter()))
-
-    def _object(self, response: httpx2.Response) -> dict[str, Any]:
-        """Return the complete answer of a server that does not stream."""
-        try:
-            value = json.loads(read_body(response, _MAX_ANSWER_BYTES))
-        except ValueError as error:
-            raise self._client.unexpected_reply("the request", "invalid JSON") from error
-        if not isinstance(value, dict):
-            raise self._client.unexpected_reply("the request", "JSON that is not an object")
-        return value
 
     def _send(self, answer: ResponseStream, stream: Stream, events: Iterable[Event]) -> None:
         """Send events, and metrics with the first token and then ten times a second."""

@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any, Final, NamedTuple
 
+from localchat.engine.remote.server_timings import count
 from localchat.errors import (
     ContextExceeded,
     LocalchatError,
@@ -122,15 +123,15 @@ def _is_template_error(error: ServerError) -> bool:
 
 
 def _too_long(message: str, error: ServerError) -> LocalchatError:
-    context = _number(error.fields.get("n_ctx")) or _first(_LIMITS, error.text)
-    prompt = _number(error.fields.get("n_prompt_tokens")) or _first(_PROMPTS, error.text)
+    context = count(error.fields.get("n_ctx")) or _first(_LIMITS, error.text)
+    prompt = count(error.fields.get("n_prompt_tokens")) or _first(_PROMPTS, error.text)
     if context and prompt and prompt < context:
         return _answer_too_long(message, context - prompt)
     details = {"context_tokens": context, "prompt_tokens": prompt}
     return ContextExceeded(
         message,
         hint="shorten the input, or use a server with a longer context",
-        **{name: count for name, count in details.items() if count},
+        **{name: tokens for name, tokens in details.items() if tokens},
     )
 
 
@@ -144,12 +145,6 @@ def _first(patterns: tuple[re.Pattern[str], ...], text: str) -> int:
     for pattern in patterns:
         if body := pattern.search(text):
             return int(body[1].replace(",", ""))
-    return 0
-
-
-def _number(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
     return 0
 
 

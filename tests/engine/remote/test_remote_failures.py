@@ -18,7 +18,7 @@ from localchat.engine.events import (
 from localchat.engine.remote.client import base_url
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.remote.errors import error_from_status
-from localchat.engine.request import GenerateRequest
+from localchat.engine.request import GenerateRequest, Grammar, Sampling, TextPrompt
 from localchat.errors import (
     ContextExceeded,
     EngineClosed,
@@ -81,6 +81,21 @@ def test_a_cancel_reaches_a_silent_server(opened: Open, begun: bool) -> None:
         next(event for event in stream if isinstance(event, Text))
     stream.close()
     assert gone.wait(90)
+
+
+def test_values_that_json_cannot_express_are_a_usage_error(opened: Open) -> None:
+    engine, server = opened(lambda exchange: exchange.send(200, {"tokens": []}))
+    with pytest.raises(UsageError, match="cannot be sent"):
+        engine.tokenize("\ud800")
+    with pytest.raises(UsageError, match="cannot be sent"):
+        events(engine, GenerateRequest(TextPrompt("a"), Sampling(logit_bias={1: float("nan")})))
+    assert not server.seen
+
+
+def test_an_unexpected_fault_ends_the_request(opened: Open) -> None:
+    engine, _ = opened(lambda exchange: exchange.send(200, {}))
+    with pytest.raises(LocalchatError, match="JSONDecodeError"):
+        events(engine, GenerateRequest(TextPrompt("a"), grammar=Grammar("json_schema", "{")))
 
 
 @pytest.mark.parametrize("answering", [False, True])
