@@ -61,7 +61,7 @@ class LoadedAdapters:
                 handle = self._api.llama_adapter_lora_init(model, os.fsencode(adapter.path))
             if not handle:
                 raise ModelInvalid(
-                    f"{adapter.path} cannot be loaded: {captured.reason('llama.cpp gives no reason')}",
+                    f"{adapter.path} cannot be loaded: {captured.reason()}",
                     hint="Use an adapter that was trained on this model.",
                 )
             self._handles.append(handle)

@@ -215,7 +215,7 @@ class LlamaDrafter:
             self._batch.clear()
             self._add(slot, tokens, states[: len(tokens)])
             if not self._decode():
-                tail = "; ".join(library().log.tail(3))
+                tail = library().log.tail()
                 raise RuntimeError(f"llama.cpp failed in the warm-up of {self.name}: {tail}")
             times.append(time.perf_counter() - started_s)
         self._slots.drop(slot)

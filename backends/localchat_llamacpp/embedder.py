@@ -69,8 +69,7 @@ class LlamaCppEmbedder:
             status = api.llama_encode(self._context, batch.native)
         api.llama_synchronize(self._context)
         if status != 0:
-            tail = "; ".join(library().log.tail(4))
-            raise RuntimeError(f"llama.cpp failed with status {status}: {tail}")
+            raise RuntimeError(f"llama.cpp failed with status {status}: {library().log.tail()}")
         return [self._vector(seq) for seq in range(len(texts))]
 
     def _vector(self, seq: int) -> NDArray[np.float32]:
@@ -148,7 +147,7 @@ def _open(
     if not context:
         raise DoesNotFit(
             f"Memory for texts of {plan.context_tokens} tokens could not be allocated: "
-            f"{captured.reason('llama.cpp gives no reason')}",
+            f"{captured.reason()}",
             hint="Try shorter texts (--ctx).",
         )
     return int(context), captured.buffers

@@ -241,7 +241,7 @@ def _warm_up(context: int, batch: Batch, slot: int, vocab_size: int, tokens: int
         status = api.llama_decode(context, batch.native)
         api.llama_synchronize(context)
         if status != 0:
-            tail = "; ".join(library().log.tail(3))
+            tail = library().log.tail()
             raise RuntimeError(f"llama.cpp failed in warm-up (status {status}): {tail}")
 
     try:

@@ -289,7 +289,7 @@ class MediaEncoder:
         if not handle:
             raise ModelInvalid(
                 f"{path.name} cannot be loaded, so this model cannot read attachments: "
-                f"{captured.reason('llama.cpp gives no reason')}",
+                f"{captured.reason()}",
                 hint="Download the mmproj file of the same repository as the model, and name it with --mmproj.",
             )
         return _MtmdContext(
@@ -366,7 +366,7 @@ class MediaEncoder:
             if status:
                 raise UsageError(
                     f"{source.name or 'the attachment'} cannot be prepared for this model: "
-                    f"{captured.reason('llama.cpp gives no reason')}",
+                    f"{captured.reason()}",
                     hint="very long and narrow pictures are too much for some encoders; crop it",
                 )
             parts: list[_Part] = []
@@ -435,10 +435,8 @@ class MediaEncoder:
         if job.cancelled:
             return
         if status:
-            tail = "; ".join(library().log.tail(3))
-            raise LocalchatError(
-                f"{chunk.source.name or 'the attachment'} could not be encoded: {tail}"
-            )
+            name = chunk.source.name or "the attachment"
+            raise LocalchatError(f"{name} could not be encoded: {library().log.tail()}")
         output = api.mtmd_get_output_embd(context.handle)
         shape = (len(chunk.ids), context.width)
         embeddings = np.ctypeslib.as_array(output, shape).copy()

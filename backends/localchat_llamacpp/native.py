@@ -21,6 +21,7 @@ _LEVEL_CONTINUE = 5
 """ggml's numbers."""
 
 _KEPT_LINES = 400
+_SHOWN_LINES = 4
 _BUFFER = re.compile(r"(\S+)\s+(\S+)\s+buffer size\s*=\s*([\d.]+) MiB")
 
 
@@ -61,9 +62,9 @@ class NativeLog:
         """Collect buffers and warnings from here on; use as a context manager."""
         return LogCapture(self._watchers)
 
-    def tail(self, count: int = 12) -> tuple[str, ...]:
-        """The last lines, whatever their level."""
-        return tuple(line for _, line in list(self._lines)[-count:])
+    def tail(self) -> str:
+        """Return the last lines, whatever their level, as part of a sentence."""
+        return "; ".join(line for _, line in list(self._lines)[-_SHOWN_LINES:])
 
 
 class LogCapture:
@@ -90,9 +91,9 @@ class LogCapture:
         if level in (_LEVEL_WARN, _LEVEL_ERROR) and line.strip():
             self.complaints = [*self.complaints[-20:], line.strip()[:400]]
 
-    def reason(self, otherwise: str) -> str:
+    def reason(self) -> str:
         """Return the last warnings and errors as part of a sentence."""
-        return "; ".join(self.complaints[-3:]) or otherwise
+        return "; ".join(self.complaints[-3:]) or "llama.cpp gives no reason"
 
 
 class Library(NamedTuple):

@@ -75,9 +75,7 @@ def load_vocabulary(path: Path) -> tuple[int, tuple[str, ...]]:
     with native.log.capture() as captured:
         model = native.api.llama_model_load_from_file(os.fsencode(path), parameters)
     if not model:
-        raise ModelInvalid(
-            f"{path} cannot be read: {captured.reason('llama.cpp gives no reason')}", hint=_AGAIN
-        )
+        raise ModelInvalid(f"{path} cannot be read: {captured.reason()}", hint=_AGAIN)
     if any("newline token not found" in line for line in captured.complaints):
         # Native code would end the process at the first text with a byte that has no token.
         native.api.llama_model_free(model)
@@ -134,7 +132,7 @@ def load_weights(
         raise EngineClosed(f"The load of {path.name} was stopped.") from callback_body.failure
     if not model:
         raise ModelInvalid(
-            f"{path} cannot be loaded: {captured.reason('llama.cpp gives no reason')}",
+            f"{path} cannot be loaded: {captured.reason()}",
             hint=_AGAIN,
         )
     return Weights(int(model), captured.buffers)
@@ -200,7 +198,7 @@ def open_context(
     if not context:
         raise DoesNotFit(
             f"A context of {spec.context_tokens} tokens ({spec.kv_type} KV) could not be allocated: "
-            f"{captured.reason('llama.cpp gives no reason')}",
+            f"{captured.reason()}",
             hint="Try a shorter context (--ctx) or a smaller KV type (--kv-type q8_0).",
         )
     return int(context), captured.buffers

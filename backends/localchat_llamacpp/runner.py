@@ -492,8 +492,7 @@ class LlamaCppRunner:
             if status == _NO_ROOM:
                 return "out_of_memory"
             return "aborted"
-        tail = "; ".join(library().log.tail(4))
-        raise RuntimeError(f"llama_decode failed with status {status}: {tail}")
+        raise RuntimeError(f"llama_decode failed with status {status}: {library().log.tail()}")
 
     def _output_states(self, plan: StepPlan, part: _DecodePart) -> None:
         """Make the next decode output the states that the prediction head needs.
