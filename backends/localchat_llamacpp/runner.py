@@ -217,11 +217,8 @@ class LlamaCppRunner:
         width = sum(row.width for row in plan.rows)
         assert width <= self.capabilities.max_step_tokens, f"a step of {width} tokens"
         for entry in plan.enter:
-            # The division of a step depends on these, and it comes before the step begins.
-            if entry.adapters:
-                self._scales[entry.seq] = entry.adapters
-            if entry.media:
-                self._enter_media(entry)
+            # The step is divided before it begins.
+            self._enter_division(entry)
         if plan.rows is not self._run[0] or not plan.moved:
             self._run = (plan.rows, self._parts(plan))
         step = _LaunchedStep(plan, self._run[1])
@@ -362,8 +359,8 @@ class LlamaCppRunner:
                 self._drafter.forget(seq)
         for entry in plan.enter:
             self._sequences[entry.seq] = _sequence_state(entry)
-            if entry.media:
-                self._enter_media(entry)
+            # A sequence may leave and enter with the same plan.
+            self._enter_division(entry)
 
     def _row_tokens(self, row: StepRow, moved: int) -> tuple[int, ...]:
         """Return the token ids that a row computes, and store them in its sequence."""
@@ -421,10 +418,13 @@ class LlamaCppRunner:
         if begin < row.width:
             yield row.width, None
 
-    def _enter_media(self, entry: Enter) -> None:
-        """Remember the pictures of a sequence, before its rows are divided."""
-        self._spans[entry.seq] = entry.media
-        if self._slots.mrope:
+    def _enter_division(self, entry: Enter) -> None:
+        """Remember the adapters and pictures of a sequence, by which its rows are divided."""
+        if entry.adapters:
+            self._scales[entry.seq] = entry.adapters
+        if entry.media:
+            self._spans[entry.seq] = entry.media
+        if entry.media and self._slots.mrope:
             self._tables[entry.seq] = PositionTable.of(
                 (span.start, len(chunk.ids), chunk.positions)
                 for span in entry.media

@@ -11,7 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localchat.backend_api.interface import LoadRequest
+from localchat.backend_api.interface import (
+    LAST,
+    Drop,
+    Enter,
+    LoadRequest,
+    LogitsPosition,
+    SamplingParams,
+    StepPlan,
+    StepRow,
+)
 from localchat.errors import LocalchatError, ModelInvalid, ModelMissing, UsageError
 from localchat.fit.load_options import LoadOptions, LoraAdapter
 from localchat.model_files.adapter import read_adapter
@@ -176,6 +185,29 @@ def test_neighbors_with_other_adapters_do_not_mix_and_share_no_cache(llama: Scen
         fresh = say(core, lora=((1, 0.25),))
         assert fresh.done.usage.cached_tokens == 0
         assert core.say(request(TOKENS, lora=((1, 1.0),))).done.usage.cached_tokens > 0
+
+
+def test_a_sequence_that_leaves_and_enters_with_one_plan_keeps_its_adapters(llama: Scene) -> None:
+    def tokens(leave: tuple[int, ...]) -> list[int]:
+        prompt = tuple(TOKENS)
+        sampling = SamplingParams(temperature=0.0)
+        enter = Enter(0, 0, prompt, len(prompt), sampling, adapters=(1.0, 0.0))
+        row = StepRow(0, 0, 0, prompt)
+        position = LogitsPosition(0, len(prompt) - 1, 0)
+        plans = [StepPlan(1, (row,), (position,), memory=(Drop(0),), enter=(enter,), leave=leave)]
+        plans += [
+            StepPlan(number, (StepRow(0, 0, len(prompt) + number - 2, LAST),), (first,))
+            for number, first in enumerate([LogitsPosition(0, 0, 0)] * 8, 2)
+        ]
+        sampled = []
+        for plan in plans:
+            runner.launch(plan)
+            sampled.append(runner.collect().samples[0].token)
+        return sampled
+
+    with load_model(llama.path, lora=llama.lora) as runner:
+        expected = tokens(())
+        assert tokens((0,)) == expected
 
 
 def test_an_unknown_adapter_and_a_bad_scale_are_refused(llama: Scene) -> None:
