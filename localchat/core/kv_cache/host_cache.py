@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
 
-from localchat.backend_api.interface import Discard, Import, MemoryOp, Save, StateRange
+from localchat.backend_api.interface import Discard, MemoryOp
 from localchat.core.kv_cache.prefix_index import PrefixIndex
 from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 
@@ -113,45 +113,14 @@ class HostCache:
 
     def save(
         self,
-        slot: int,
-        salt: str,
-        prefix: TokenPrefix,
-        earliest: int,
-        *,
-        disposable: bool,
-        pinned: SavedState | None,
-        owner: str = "",
-        stored: bool = True,
-        exact: int = 0,
-    ) -> list[MemoryOp]:
-        """Save a slot's state, unless a saved one serves as well. A state that does not fit is lost.
-
-        `pinned` is never evicted to make room.
-        """
-        state = SavedState(salt, prefix, earliest, exact, disposable, owner, stored)
-        return self._keep(state, lambda key: Save(slot, key), pinned)
-
-    def adopt(
-        self,
-        ranges: tuple[StateRange, ...],
-        salt: str,
-        prefix: TokenPrefix,
-        earliest: int,
-        exact: int = 0,
-    ) -> list[MemoryOp]:
-        """Save a state that was loaded from the disk."""
-        state = SavedState(salt, prefix, earliest, exact)
-        return self._keep(state, lambda key: Import(key, ranges))
-
-    def _keep(
-        self,
         state: SavedState,
         operation: Callable[[int], MemoryOp],
         pinned: SavedState | None = None,
     ) -> list[MemoryOp]:
-        """Record a state, unless another one serves as well. Evict others to make room.
+        """Save a state, unless a saved one serves as well. A state that does not fit is lost.
 
-        Returns the discards of the others, and `operation` with the key of the state.
+        Evicts others to make room, but never `pinned`. Returns the discards of the others, and `operation` with
+        the key of the state.
         """
         salt = state.salt
         length = len(state.prefix)

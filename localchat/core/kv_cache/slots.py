@@ -9,6 +9,7 @@ continues in place. A new conversation shares its common prefix with a running o
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +18,10 @@ from localchat.backend_api.interface import (
     Alias,
     Capabilities,
     Drop,
+    Import,
     MemoryOp,
     Restore,
+    Save,
     StateRange,
     Truncate,
 )
@@ -472,18 +475,16 @@ class SlotKVCacheManager(KVCacheManager):
     def _swap_out(self, entry: _SlotEntry, pinned: SavedState | None) -> list[MemoryOp]:
         if len(entry.prefix) < self._min_swap_tokens:
             return []
-        earliest = self._guaranteed_from(len(entry.prefix), entry.earliest)
-        return self._host_cache.save(
-            entry.slot,
+        state = SavedState(
             entry.salt,
             entry.prefix,
-            earliest,
-            disposable=entry.disposable,
-            pinned=pinned,
-            owner=entry.owner,
-            stored=entry.stored,
-            exact=entry.exact,
+            self._guaranteed_from(len(entry.prefix), entry.earliest),
+            entry.exact,
+            entry.disposable,
+            entry.owner,
+            entry.stored,
         )
+        return self._host_cache.save(state, partial(Save, entry.slot), pinned)
 
     def _drop(self, entry: _SlotEntry) -> list[MemoryOp]:
         self._cells.truncate(entry.slot, 0)
@@ -495,9 +496,8 @@ class SlotKVCacheManager(KVCacheManager):
     ) -> CacheUpdate:
         """Save a state that was loaded from the disk in RAM, if there is room."""
         self._version += 1
-        return CacheUpdate(
-            tuple(self._host_cache.adopt(ranges, salt, TokenPrefix(ids.copy()), earliest, exact))
-        )
+        state = SavedState(salt, TokenPrefix(ids.copy()), earliest, exact)
+        return CacheUpdate(tuple(self._host_cache.save(state, partial(Import, ranges=ranges))))
 
     def unstored(self) -> Iterator[UnstoredText]:
         """Yield the texts that still have to go to the disk. Only while nothing runs."""
