@@ -172,10 +172,6 @@ class EngineCore:
             evictions=self._event_sender.evictions,
         )
 
-    @property
-    def preemptions(self) -> int:
-        return self._scheduler.preemptions
-
     def run(self) -> None:
         """Serve until `stop`."""
         while not self._stopped:

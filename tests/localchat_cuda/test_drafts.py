@@ -281,7 +281,7 @@ def preempted(loop: TinyLoop, asked: Any) -> Received:
         loop.step()
     id_ = loop.ask(asked)
     loop.run_until_idle()
-    assert loop.core.preemptions
+    assert loop.core.stats().preemptions
     return loop.received[id_]
 
 

@@ -76,7 +76,7 @@ def preempted(folder: Path) -> Received:
     loop.ask(request(tokens_of(12, 100), max_tokens=80))
     id_ = loop.ask(ASKED)
     loop.run_until_idle()
-    assert loop.core.preemptions
+    assert loop.core.stats().preemptions
     return loop.received[id_]
 
 

@@ -56,7 +56,7 @@ def test_a_preempted_sequence_is_copied_back(folder: Path) -> None:
     loop.ask(request(tokens_of(12, 100), max_tokens=100))
     id_ = loop.ask(asked)
     loop.run_until_idle()
-    assert loop.core.preemptions
+    assert loop.core.stats().preemptions
     assert_same(TinyLoop(tiny_runner(folder)).say(asked), loop.received[id_])
 
 

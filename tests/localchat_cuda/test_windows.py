@@ -155,7 +155,7 @@ def preempted(folder: Path, **how: Any) -> Received:
     loop.ask(request(tokens_of(12, 150), max_tokens=200))
     id_ = loop.ask(ASKED)
     loop.run_until_idle()
-    assert loop.core.preemptions
+    assert loop.core.stats().preemptions
     return loop.received[id_]
 
 

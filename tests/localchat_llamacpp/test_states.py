@@ -107,7 +107,7 @@ def test_drafts_among_neighbours_and_preempted_give_the_same_text(start: Start, 
         core.step(6)
     core.run_until_idle()
     assert [core.received[id_].tokens for id_ in ids] == texts
-    assert core.core.preemptions
+    assert core.core.stats().preemptions
 
 
 @pytest.mark.parametrize("step", [16, 64, 256])

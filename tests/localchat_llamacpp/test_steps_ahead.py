@@ -191,7 +191,7 @@ def test_texts_are_those_of_one_step_in_flight_whoever_is_preempted(
     for gpu_layers in (0, -1):
         core = Core(start(slots=2, gpu_layers=gpu_layers).runner)
         found.append(_texts(core, prompts, max_tokens=40, speculation=speculation))
-        assert core.core.preemptions
+        assert core.core.stats().preemptions
         found.append(_texts(core, prompts, max_tokens=40, speculation=speculation))
     assert found[0] == found[1] == found[2] == found[3]
 

@@ -43,7 +43,7 @@ def stress(runner: CudaRunner, requests: int, seed: int) -> dict[str, int]:
         assert error is None, error
     results["cancelled"] = len(cancelled)
     results["answered"] = len(asked) - len(cancelled)
-    return results | {"preemptions": loop.core.preemptions}
+    return results | {"preemptions": loop.core.stats().preemptions}
 
 
 def _request(draw: random.Random, texts: list[list[int]], context: int) -> GenerateRequest:

@@ -37,7 +37,7 @@ def test_a_preempted_sequence_comes_back_by_copies_unless_that_is_slower(
     texts = [request(letter * 50, max_tokens=60, ignore_eos=True) for letter in "abc"]
     numbers = [bench.ask(text) for text in texts]
     bench.run_until_idle()
-    assert bench.core.preemptions
+    assert bench.core.stats().preemptions
     for number in numbers:
         check_received(bench, number, peaked)
     assert (loads(bench) > 0) is copied

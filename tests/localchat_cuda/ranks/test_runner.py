@@ -149,7 +149,7 @@ def test_a_preempted_sequence_is_copied_back_on_all_ranks(folder: Path, ranked: 
     loop.ask(request(tokens_of(12, 100), max_tokens=100))
     id_ = loop.ask(asked)
     loop.run_until_idle()
-    assert loop.core.preemptions
+    assert loop.core.stats().preemptions
     assert loop.received[id_].tokens() == TinyLoop(tiny_runner(folder)).say(asked).tokens()
 
 

@@ -122,7 +122,7 @@ def test_a_preempted_sequence_is_copied_back(folder: Path) -> None:
     loop.ask(request(tokens_of(12, 100), max_tokens=100))
     id_ = loop.ask(asked)
     loop.run_until_idle()
-    assert loop.core.preemptions
+    assert loop.core.stats().preemptions
     plain = TinyLoop(tiny_runner(folder)).say(asked)
     assert ON_GPU or loop.received[id_].tokens() == plain.tokens()
 

@@ -125,7 +125,7 @@ def _preempted(folder: Path, asked: GenerateRequest) -> Received:
     loop.ask(request(tokens_of(12, 100), max_tokens=80))
     id_ = loop.ask(asked)
     loop.run_until_idle()
-    assert loop.core.preemptions
+    assert loop.core.stats().preemptions
     return loop.received[id_]
 
 
