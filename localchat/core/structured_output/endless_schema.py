@@ -92,13 +92,13 @@ def _targets(root: Schema, value: Any) -> Iterator[tuple[str, Any]]:  # noqa: AN
             yield from _targets(root, item)
     elif isinstance(value, Mapping):
         reference = value.get("$ref")
-        if isinstance(reference, str) and (target := _target(root, reference)) is not None:
+        if isinstance(reference, str) and (target := referred(root, reference)) is not None:
             yield reference, target
         for item in value.values():
             yield from _targets(root, item)
 
 
-def _target(root: Schema, reference: str) -> Any:  # noqa: ANN401 - JSON
+def referred(root: Schema, reference: str) -> Any:  # noqa: ANN401 - JSON
     """Return the target of a reference within the root, None if it is missing."""
     if reference != "#" and not reference.startswith("#/"):
         # Another document, or an anchor.

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from localchat.core.structured_output.endless_schema import referred
 from localchat.core.structured_output.patterns import is_part, pattern_fault, plain_pattern
 from localchat.errors import UsageError
 
@@ -307,16 +308,11 @@ class _Relaxation:
     def _resolved(self, schema: Schema) -> Schema:
         """Return a schema, or the definition to which it refers."""
         reference = schema.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return schema
-        target: Any = self._root
-        for part in reference[2:].split("/"):
-            if not isinstance(target, Mapping):
-                return schema
-            target = target.get(part)
-        if not isinstance(target, Mapping):
-            return schema
-        return target
+        if isinstance(reference, str):
+            target = referred(self._root, reference)
+            if isinstance(target, Mapping):
+                return target
+        return schema
 
     def _relax_pattern_properties(self, schema: dict[str, Any]) -> None:
         """Remove name patterns that overlap or cannot be read, and then allow other names."""

@@ -244,6 +244,12 @@ def test_a_reference_without_its_hash_refers_to_the_root(definitions: str) -> No
     assert not takes(schema, f'{{"pets": [{WRONG}]}}')
 
 
+def test_a_set_of_choices_behind_an_escaped_reference_is_bounded() -> None:
+    colors = {"type": "array", "items": {"$ref": "#/$defs/a~1b"}, "uniqueItems": True}
+    schema = {"$defs": {"a/b": {"enum": ["red", "blue"]}}, "properties": {"colors": colors}}
+    assert relax(schema).schema["properties"]["colors"]["maxItems"] == 2
+
+
 def test_what_is_data_or_a_name_is_no_keyword() -> None:
     schema = {
         "type": "object",
