@@ -99,12 +99,12 @@ class ChildProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, frame: msgspec.Struct) -> bool:
-        """Send a frame. Return False if the child is gone, which `on_exit` reports.
+    def send(self, frame: msgspec.Struct) -> None:
+        """Send a frame. If the child is gone, `on_exit` reports it.
 
         Raises UsageError for values that cannot be sent: lone surrogates, and integers over 64 bits.
         """
-        return self._send(encode(frame))
+        self._send(encode(frame))
 
     def send_soon(self, frame: msgspec.Struct, sent: Callable[[], None] = lambda: None) -> None:
         """Send a frame without waiting.
@@ -122,13 +122,10 @@ class ChildProcess:
             if not self._writer.send_at_once(body):
                 threading.Thread(target=send, name="engine-request", daemon=True).start()
 
-    def _send(self, body: bytes) -> bool:
-        try:
+    def _send(self, body: bytes) -> None:
+        # The pipe may be broken or closed.
+        with suppress(OSError, ValueError):
             self._writer.send(body)
-        except (OSError, ValueError):
-            # The pipe is broken or was closed.
-            return False
-        return True
 
     def log(self) -> list[str]:
         """Return the last lines that the child or its native code printed."""
