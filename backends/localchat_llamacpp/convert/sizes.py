@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from localchat.errors import ModelInvalid
 from localchat.model_files.gguf import SAMPLING_KEYS
+from localchat_llamacpp.convert.tensor_files import unsupported
 
 
 class ConvertedFamily(NamedTuple):
@@ -242,8 +243,4 @@ class CheckpointConfig:
                 yield f"general.sampling.{key}", number
 
     def _unsupported(self, cause: str) -> ModelInvalid:
-        return ModelInvalid(
-            f"{self._name} cannot be converted: {cause}.",
-            hint="Convert it with convert_hf_to_gguf.py of llama.cpp, or pull a GGUF of the model.",
-            path=self._name,
-        )
+        return unsupported(self._name, cause)

@@ -77,6 +77,15 @@ def read_tensors(files: list[Path]) -> dict[str, StoredTensor]:
     return tensors
 
 
+def unsupported(folder: Path | str, cause: str) -> ModelInvalid:
+    """Return the error for a checkpoint that cannot be converted. cause: as a part of the sentence."""
+    return ModelInvalid(
+        f"{folder} cannot be converted: {cause}.",
+        hint="Convert it with convert_hf_to_gguf.py of llama.cpp, or pull a GGUF of the model.",
+        path=str(folder),
+    )
+
+
 @contextmanager
 def expected_values(folder: Path) -> Iterator[None]:
     """Turn errors about the values of JSON files into ModelInvalid.

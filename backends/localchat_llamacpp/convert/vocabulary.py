@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from localchat.errors import ModelInvalid
 from localchat.model_files.chat_templates import DEFAULT, chat_templates
 from localchat.model_files.checkpoint import optional_object, read_object
 from localchat.model_files.pre_tokenizers import GPT2, LONE_DIGITS, PATTERNS, WHOLE_WORDS
+from localchat_llamacpp.convert.tensor_files import unsupported
 from localchat_llamacpp.gguf_writer import entry
 
 _NORMAL: Final = 1
@@ -51,7 +51,7 @@ def vocabulary_entries(folder: Path, rows: int) -> Iterator[bytes]:
     settings = optional_object(folder / "tokenizer_config.json")
     model = raw.get("model") or {}
     if model.get("type") not in ("BPE", None) or not isinstance(model.get("vocab"), dict):
-        raise _unsupported(folder, f"its tokenizer is of the type {model.get('type')}, not BPE")
+        raise unsupported(folder, f"its tokenizer is of the type {model.get('type')}, not BPE")
     vocabulary = _vocabulary(folder, raw, rows)
     is_sentencepiece = bool(model.get("byte_fallback"))
     kind = "gpt2"
@@ -103,7 +103,7 @@ def _vocabulary(folder: Path, raw: Mapping[str, Any], rows: int) -> _Vocabulary:
         if types.get(number) != _UNKNOWN:
             types[number] = kind
     if max(by_id, default=0) >= rows:
-        raise _unsupported(
+        raise unsupported(
             folder,
             f"it has tokens up to number {max(by_id):,}, and its embedding has {rows:,} rows",
         )
@@ -118,7 +118,7 @@ def _pre_tokenizer(folder: Path, raw: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of the steps that split a text before merging. Raises ModelInvalid."""
     normalizer = raw.get("normalizer")
     if normalizer and normalizer.get("type") != "NFC":
-        raise _unsupported(
+        raise unsupported(
             folder, f"its normalizer {normalizer.get('type')} has no name in llama.cpp"
         )
     splitter = raw.get("pre_tokenizer") or {}
@@ -135,12 +135,12 @@ def _pre_tokenizer(folder: Path, raw: Mapping[str, Any]) -> str:
                 if step.get("use_regex", True) and not pattern:
                     pattern = GPT2
             case _:
-                raise _unsupported(folder, f"its pre-tokenizer has the step {str(step)[:200]}")
+                raise unsupported(folder, f"its pre-tokenizer has the step {str(step)[:200]}")
     whole_words = bool(raw["model"].get("ignore_merges"))
     for name, regex in PATTERNS.items():
         if (regex, name in LONE_DIGITS, name in WHOLE_WORDS) == (pattern, lone_digits, whole_words):
             return name
-    raise _unsupported(
+    raise unsupported(
         folder, f"its pre-tokenizer splits by {pattern[:200]!r}, which has no name here"
     )
 
@@ -202,11 +202,3 @@ def _template_entries(folder: Path) -> Iterator[bytes]:
     for name, template in chat_templates(folder).items():
         suffix = f".{name}".removesuffix(f".{DEFAULT}")
         yield entry(f"tokenizer.chat_template{suffix}", template)
-
-
-def _unsupported(folder: Path, cause: str) -> ModelInvalid:
-    return ModelInvalid(
-        f"{folder} cannot be converted: {cause}.",
-        hint="Convert it with convert_hf_to_gguf.py of llama.cpp, or pull a GGUF of the model.",
-        path=str(folder),
-    )
