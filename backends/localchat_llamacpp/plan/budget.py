@@ -128,6 +128,7 @@ class Budgets:
         self.shape = shape
         self.options = options
         self.machine = machine
+        self.can_offload = can_offload
         self.layers = shape.all_layers + 1
         """Layers that can be offloaded, as llama.cpp counts them: the output is one more."""
         self.unified = machine.unified_memory and can_offload

@@ -71,7 +71,7 @@ def plan(
 
     def planned(*, head: bool) -> MemoryPlan:
         budgets = Budgets(shape, options, machine, can_offload=can_offload, head=head)
-        return _chooser(budgets, can_offload=can_offload).plan()
+        return _chooser(budgets).plan()
 
     without = planned(head=False)
     if not has_head(shape) or not options.speculation or options.draft is not None:
@@ -121,7 +121,7 @@ def _check_experts(shape: ModelShape, options: LoadOptions, *, can_offload: bool
         )
 
 
-def _chooser(budgets: Budgets, *, can_offload: bool) -> "_Chooser":
+def _chooser(budgets: Budgets) -> "_Chooser":
     """Read the options: the KV types and layers to try, the context to reach, and notes for the user."""
     shape = budgets.shape
     options = budgets.options
@@ -135,7 +135,7 @@ def _chooser(budgets: Budgets, *, can_offload: bool) -> "_Chooser":
         options = structs.replace(options, context_tokens=shape.positions)
     possible_types = kv_types(shape)
     candidate_types = _candidate_types(options, possible_types)
-    layers, layer_notes = _requested_layers(budgets, can_offload=can_offload)
+    layers, layer_notes = _requested_layers(budgets)
     notes += layer_notes
     if options.gpus != 1:
         notes.append("llama.cpp divides the layers among all GPUs, so --gpus has no effect.")
@@ -145,7 +145,6 @@ def _chooser(budgets: Budgets, *, can_offload: bool) -> "_Chooser":
     trained = shape.context_train
     return _Chooser(
         budgets=budgets,
-        can_offload=can_offload,
         options=options,
         possible_types=possible_types,
         candidate_types=candidate_types,
@@ -177,11 +176,11 @@ def _candidate_types(options: LoadOptions, possible: tuple[str, ...]) -> tuple[s
     return (options.kv_type,)
 
 
-def _requested_layers(budgets: Budgets, *, can_offload: bool) -> tuple[int | None, list[str]]:
+def _requested_layers(budgets: Budgets) -> tuple[int | None, list[str]]:
     """Return the number of layers on the GPU (None: as many as fit), and notes."""
     requested = budgets.options.gpu_layers
     gpus = budgets.machine.gpus
-    if not can_offload:
+    if not budgets.can_offload:
         if requested == "auto" and gpus:
             names = ", ".join(sorted({gpu.name for gpu in gpus}))
             note = (
@@ -211,7 +210,6 @@ class _Chooser:
     """Chooses the first candidate that fits."""
 
     budgets: Budgets
-    can_offload: bool
     options: LoadOptions
     possible_types: tuple[str, ...]
     candidate_types: tuple[str, ...]
@@ -518,7 +516,7 @@ class _Chooser:
         names = ", ".join(sorted({gpu.name for gpu in machine.gpus})) or "the GPU"
         if self.options.gpu_layers == 0:
             return "a GPU is required, but --gpu-layers is 0.", ()
-        if not self.can_offload:
+        if not self.budgets.can_offload:
             return (
                 "a GPU is required, and llama.cpp is built for the CPU alone here.",
                 ("Build it for your GPU: `localchat doctor --rebuild`.",),
