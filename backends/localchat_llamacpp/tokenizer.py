@@ -40,16 +40,8 @@ _CONTROL = 1 << 3
 _USER_DEFINED = 1 << 4
 _LSTRIP = 1 << 7
 _RSTRIP = 1 << 8
-_SPECIAL = {
-    "fim_pre": "llama_vocab_fim_pre",
-    "fim_suf": "llama_vocab_fim_suf",
-    "fim_mid": "llama_vocab_fim_mid",
-    "fim_pad": "llama_vocab_fim_pad",
-    "fim_rep": "llama_vocab_fim_rep",
-    "fim_sep": "llama_vocab_fim_sep",
-    "eot": "llama_vocab_eot",
-    "sep": "llama_vocab_sep",
-}
+_SPECIAL = ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep", "eot", "sep")
+"""Special tokens that llama.cpp has a function for, `llama_vocab_NAME`."""
 
 
 class LlamaTokenizer:
@@ -219,9 +211,8 @@ class LlamaTokenizer:
 
     def special(self, name: str) -> int:
         """Return the id of a special token such as `fim_pre` or `eot` (_SPECIAL), or -1."""
-        call = _SPECIAL.get(name)
-        if call:
-            return int(getattr(self._api, call)(self._handle()))
+        if name in _SPECIAL:
+            return int(getattr(self._api, f"llama_vocab_{name}")(self._handle()))
         return -1
 
     def close(self) -> None:
