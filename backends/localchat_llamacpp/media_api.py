@@ -85,8 +85,6 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, Sequence[Any]]]] = {
     "mtmd_input_chunks_init": (c_void_p, ()),
     "mtmd_input_chunks_size": (c_size_t, (c_void_p,)),
     "mtmd_log_set": (None, (c_void_p, c_void_p)),
-    "mtmd_support_audio": (c_bool, (c_void_p,)),
-    "mtmd_support_vision": (c_bool, (c_void_p,)),
     "mtmd_tokenize_from_parts": (
         c_int32,
         (c_void_p, c_void_p, POINTER(POINTER(InputPart)), c_size_t, c_bool),
