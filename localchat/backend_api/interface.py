@@ -8,7 +8,7 @@ state table and KV cache, `0 <= slot < Capabilities.max_slots`, and is reused. A
 one sequence in a step.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABC, abstractmethod  # noqa: I001 - isort would give each re-export a statement
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,29 +16,29 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from localchat.backend_api.special_tokens import SpecialToken
 from localchat.backend_api.step import (
-    LAST,
-    Alias,
-    Copy,
-    Discard,
-    Drop,
-    Enter,
-    Import,
-    LoadBlock,
-    LogitsPosition,
-    Mask,
-    MemoryOp,
-    NewBlocks,
-    Restore,
-    Sample,
-    SamplingParams,
-    Save,
-    SaveBlock,
-    StateRange,
-    StepPlan,
-    StepResult,
-    StepRow,
-    StepStatus,
-    Truncate,
+    LAST as LAST,
+    Alias as Alias,
+    Copy as Copy,
+    Discard as Discard,
+    Drop as Drop,
+    Enter as Enter,
+    Import as Import,
+    LoadBlock as LoadBlock,
+    LogitsPosition as LogitsPosition,
+    Mask as Mask,
+    MemoryOp as MemoryOp,
+    NewBlocks as NewBlocks,
+    Restore as Restore,
+    Sample as Sample,
+    SamplingParams as SamplingParams,
+    Save as Save,
+    SaveBlock as SaveBlock,
+    StateRange as StateRange,
+    StepPlan as StepPlan,
+    StepResult as StepResult,
+    StepRow as StepRow,
+    StepStatus as StepStatus,
+    Truncate as Truncate,
 )
 from localchat.errors import LocalchatError
 from localchat.fit.hardware import Machine
@@ -47,52 +47,6 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.fit.report import Kind
 from localchat.fit.speed import Estimate
 from localchat.model_files.checkpoint import ModelSummary
-
-__all__ = [
-    "LAST",
-    "Alias",
-    "Availability",
-    "Backend",
-    "BuildInfo",
-    "Capabilities",
-    "Copy",
-    "Device",
-    "Discard",
-    "Drop",
-    "Embedder",
-    "EmbeddingModel",
-    "Enter",
-    "Import",
-    "LoadBlock",
-    "LoadRequest",
-    "LogitsPosition",
-    "Mask",
-    "MemoryOp",
-    "MemoryReport",
-    "ModelInfo",
-    "NewBlocks",
-    "OpenModel",
-    "PaddedWidth",
-    "Progress",
-    "RebuildOffer",
-    "RebuildOutcome",
-    "Rebuilder",
-    "Remedy",
-    "Restore",
-    "Runner",
-    "Sample",
-    "SamplingParams",
-    "Save",
-    "SaveBlock",
-    "StateRange",
-    "StepPlan",
-    "StepResult",
-    "StepRow",
-    "StepStatus",
-    "Tokenizer",
-    "Truncate",
-    "Widths",
-]
 
 
 class Widths(NamedTuple):
