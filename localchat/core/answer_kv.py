@@ -11,7 +11,7 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from localchat.backend_api.interface import Enter, Runner, SamplingParams, StepPlan, StepRow
-from localchat.core.kv_cache.manager import KVCacheManager, PrefixHit
+from localchat.core.kv_cache.manager import KVCacheManager, PrefixHit, ValidTokens
 from localchat.core.scheduler.exact_chunks import TurnCuts, find_at_cut
 from localchat.core.scheduler.scheduler import Scheduler
 from localchat.core.sequence import RequestState, Sequence
@@ -151,7 +151,8 @@ class AnswerKV:
             self._computing = None
         if result.status == "ok":
             earliest = result.earliest[0] if result.earliest else 0
-            update = self._kv_cache.commit(_NUMBER, text.tokens, end, earliest, exact=end)
+            valid = ValidTokens(end, earliest, exact=end)
+            update = self._kv_cache.commit(_NUMBER, text.tokens, valid)
             self._scheduler.add_memory_ops(update.memory)
         self._scheduler.leave_runner(_NUMBER)
         self._release(keep=slot not in result.lost_slots)

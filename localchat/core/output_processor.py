@@ -11,7 +11,7 @@ from localchat.backend_api.interface import Capabilities, Sample, StepResult, To
 from localchat.backend_api.sampling.reference import NOTHING
 from localchat.core.answer_kv import AnswerKV
 from localchat.core.event_sender import EventSender
-from localchat.core.kv_cache.manager import KVCacheManager
+from localchat.core.kv_cache.manager import KVCacheManager, ValidTokens
 from localchat.core.scheduler.scheduler import Scheduler
 from localchat.core.scheduler.step_builder import ScheduledRow, ScheduledStep
 from localchat.core.scheduler.token_budget import TokenBudget
@@ -394,15 +394,14 @@ class OutputProcessor:
         """Record in the KV cache that the first `computed` tokens of a sequence are valid.
 
         If drafts were rejected and the model cannot rewind, the sequence continues at an earlier token.
-        `earliest` and `ahead`: as for KVCacheManager.commit.
+        `earliest` and `ahead`: see ValidTokens.
         """
         if sequence.uncommitted and self._has_blocks:
-            self._kv_cache.commit(sequence.number, sequence.tokens, sequence.computed)
+            before = ValidTokens(sequence.computed)
+            self._kv_cache.commit(sequence.number, sequence.tokens, before)
         sequence.uncommitted = False
-        exact = min(sequence.exact, computed)
-        update = self._kv_cache.commit(
-            sequence.number, sequence.tokens, computed, earliest, ahead, exact
-        )
+        valid = ValidTokens(computed, earliest, ahead, min(sequence.exact, computed))
+        update = self._kv_cache.commit(sequence.number, sequence.tokens, valid)
         if update.memory:
             self._scheduler.add_memory_ops(update.memory)
         sequence.computed = computed

@@ -29,6 +29,7 @@ from localchat.backend_api.interface import Capabilities
 from localchat.core.engine_core import EngineCallbacks, EngineCore
 from localchat.core.input_processor import InputProcessor
 from localchat.core.kv_cache import make_kv_cache_manager
+from localchat.core.kv_cache.manager import ValidTokens
 from localchat.core.kv_cache.slots import SlotKVCacheManager
 from localchat.engine.events import Event
 from localchat.engine.local import protocol
@@ -174,7 +175,7 @@ def parked_us(parked: int) -> float:
         tokens = head + draw.integers(0, VOCAB, 400).tolist()
         assert cache.allocate(seq, tokens, cache.find_prefix(tokens, ""), "") is not None
         assert cache.extend(seq, len(tokens)) is not None
-        cache.commit(seq, tokens, len(tokens))
+        cache.commit(seq, tokens, ValidTokens(len(tokens)))
         cache.release(seq, keep=True)
 
     for _ in range(parked + 2):

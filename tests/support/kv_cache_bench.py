@@ -12,7 +12,7 @@ from localchat.backend_api.interface import (
     StepPlan,
     StepRow,
 )
-from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, PrefixHit
+from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, PrefixHit, ValidTokens
 from tests.support.cache_integrity import check
 from tests.support.scripted_kv import BlockStorage, SlotStorage, storage_for
 
@@ -150,7 +150,7 @@ class Bench:
         ]
         computed = it.computed + min(len(wide), len(row) + accept)
         earliest = self.storage.earliest(plan_row.slot)
-        committed = self.kv_cache.commit(seq, it.known, computed, earliest)
+        committed = self.kv_cache.commit(seq, it.known, ValidTokens(computed, earliest))
         assert committed.kept is None
         self._do(committed.memory)
         it.computed, it.room = computed, 0

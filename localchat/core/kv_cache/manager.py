@@ -58,6 +58,19 @@ class CacheUpdate(NamedTuple):
     and must be computed again from there, or released."""
 
 
+class ValidTokens(NamedTuple):
+    """Tokens of a sequence whose KV is valid after a step."""
+
+    computed: int
+    """Number of leading tokens. Never fewer than before."""
+    earliest: int = 0
+    """Lowest position that the slot still holds."""
+    ahead: int = 0
+    """Tokens of the sequence in steps that were launched behind this one."""
+    exact: int = 0
+    """Leading tokens known to have the bits of a fresh computation."""
+
+
 class KVUsage(NamedTuple):
     """Tokens of KV: live + cached + free = total (blocks round up)."""
 
@@ -103,22 +116,12 @@ class KVCacheManager(ABC):
         """Make room for `tokens` tokens in all (drafts included)."""
 
     @abstractmethod
-    def commit(
-        self,
-        seq: int,
-        tokens: Sequence[int],
-        computed: int,
-        earliest: int = 0,
-        ahead: int = 0,
-        exact: int = 0,
-    ) -> CacheUpdate:
-        """Record after a step that the first `computed` of `tokens` are valid. Never fewer than before.
+    def commit(self, seq: int, tokens: Sequence[int], valid: ValidTokens) -> CacheUpdate:
+        """Record after a step which of `tokens` are valid.
 
         `tokens` are the known tokens of the sequence, possibly more. Only `tokens[before:computed]` is read,
         so the cost follows the step, not the length. Full blocks become findable; rejected drafts are
-        truncated (slots) or will be overwritten (blocks, whose room stays). `earliest`: lowest position that
-        the slot still holds. `ahead`: tokens of this sequence in steps that were launched behind this one.
-        `exact`: number of leading tokens known to have the bits of a fresh computation.
+        truncated (slots) or will be overwritten (blocks, whose room stays).
         """
 
     def checkpoint(self, seq: int) -> CacheUpdate:

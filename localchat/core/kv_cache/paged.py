@@ -25,7 +25,13 @@ from typing import NamedTuple
 
 from localchat.backend_api.interface import Copy, LoadBlock, MemoryOp, SaveBlock
 from localchat.core.kv_cache.host_blocks import HostBlocks
-from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, KVUsage, PrefixHit
+from localchat.core.kv_cache.manager import (
+    CacheUpdate,
+    KVCacheManager,
+    KVUsage,
+    PrefixHit,
+    ValidTokens,
+)
 from localchat.core.kv_cache.prefix_tree import (
     PrefixMatch,
     PrefixNode,
@@ -460,21 +466,14 @@ class PagedKVCacheManager(KVCacheManager):
         self._version += 1
         return CacheUpdate(self._take_memory(), new)
 
-    def commit(
-        self,
-        seq: int,
-        tokens: Sequence[int],
-        computed: int,
-        earliest: int = 0,
-        ahead: int = 0,
-        exact: int = 0,
-    ) -> CacheUpdate:
+    def commit(self, seq: int, tokens: Sequence[int], valid: ValidTokens) -> CacheUpdate:
         sequence = self._sequences[seq]
+        computed = valid.computed
         assert sequence.committed <= computed <= len(sequence.table) * self._block_tokens, (
             f"sequence {seq}: {computed} tokens computed, {sequence.committed} were before"
         )
         before = sequence.committed
-        sequence.exact = max(sequence.exact, exact)
+        sequence.exact = max(sequence.exact, valid.exact)
         while sequence.committed < computed:
             end = min(computed, (sequence.committed // self._block_tokens + 1) * self._block_tokens)
             self._publish(sequence, array("i", tokens[sequence.committed : end]))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from localchat.backend_api.interface import Alias, Discard, MemoryOp, Restore, Save
-from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit
+from localchat.core.kv_cache.manager import CacheUpdate, KVUsage, PrefixHit, ValidTokens
 from localchat.core.kv_cache.paged import ExtendedKVCacheManager, PagedKVCacheManager
 from localchat.core.kv_cache.prefix_index import PrefixIndex
 from localchat.core.kv_cache.token_prefix import TokenPrefix
@@ -117,24 +117,17 @@ class HybridKVCacheManager(ExtendedKVCacheManager):
             state.extended = max(state.extended, tokens)
         return update
 
-    def commit(
-        self,
-        seq: int,
-        tokens: Sequence[int],
-        computed: int,
-        earliest: int = 0,
-        ahead: int = 0,
-        exact: int = 0,
-    ) -> CacheUpdate:
+    def commit(self, seq: int, tokens: Sequence[int], valid: ValidTokens) -> CacheUpdate:
         state = self._running[seq]
         prefix = state.prefix
         held_key = state.rewind_key
+        computed = valid.computed
         if held_key >= 0 and computed < state.extended:
             # The pages stay as they are, because the same tokens are written to them again.
             state.extended = len(prefix)
             back = Restore(held_key, self._pages.slot(seq), len(prefix))
             return CacheUpdate((back, *self._drop_held(state)), kept=len(prefix))
-        update = self._pages.commit(seq, tokens, computed, earliest)
+        update = self._pages.commit(seq, tokens, ValidTokens(computed))
         prefix.append(tokens[len(prefix) : computed])
         state.extended = computed
         return update._replace(memory=(*self._drop_held(state), *update.memory))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from localchat.backend_api.interface import Copy, MemoryOp
-from localchat.core.kv_cache.manager import CacheUpdate, PrefixHit
+from localchat.core.kv_cache.manager import CacheUpdate, PrefixHit, ValidTokens
 from localchat.core.kv_cache.paged import ExtendedKVCacheManager, PagedKVCacheManager, PagedPrefix
 from localchat.core.kv_cache.prefix_tree import PrefixMatch, PrefixNode
 from localchat.core.kv_cache.window_blocks import WindowBlocks
@@ -166,20 +166,12 @@ class WindowedKVCacheManager(ExtendedKVCacheManager):
         table.extend(new)
         return update._replace(new_window_blocks=new)
 
-    def commit(
-        self,
-        seq: int,
-        tokens: Sequence[int],
-        computed: int,
-        earliest: int = 0,
-        ahead: int = 0,
-        exact: int = 0,
-    ) -> CacheUpdate:
-        update = self._pages.commit(seq, tokens, computed, earliest, ahead, exact)
+    def commit(self, seq: int, tokens: Sequence[int], valid: ValidTokens) -> CacheUpdate:
+        update = self._pages.commit(seq, tokens, valid)
         window = self._running[seq]
-        window.committed = computed
+        window.committed = valid.computed
         self._publish(seq, window)
-        first = max(window.first, self._first_kept(computed))
+        first = max(window.first, self._first_kept(valid.computed))
         for index in range(window.first, first):
             self._blocks.release(window.table[index], end=index in window.ends, keep=True)
         window.first = first

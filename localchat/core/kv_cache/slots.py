@@ -26,7 +26,13 @@ from localchat.backend_api.interface import (
     Truncate,
 )
 from localchat.core.kv_cache.host_cache import HostCache, SavedState
-from localchat.core.kv_cache.manager import CacheUpdate, KVCacheManager, KVUsage, PrefixHit
+from localchat.core.kv_cache.manager import (
+    CacheUpdate,
+    KVCacheManager,
+    KVUsage,
+    PrefixHit,
+    ValidTokens,
+)
 from localchat.core.kv_cache.slot_cells import Cells
 from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
 
@@ -335,17 +341,10 @@ class SlotKVCacheManager(KVCacheManager):
             self._version += 1
         return _NOTHING
 
-    def commit(
-        self,
-        seq: int,
-        tokens: Sequence[int],
-        computed: int,
-        earliest: int = 0,
-        ahead: int = 0,
-        exact: int = 0,
-    ) -> CacheUpdate:
+    def commit(self, seq: int, tokens: Sequence[int], valid: ValidTokens) -> CacheUpdate:
         entry = self._running[seq]
         before = len(entry.prefix)
+        computed = valid.computed
         assert before <= computed <= self._cells.used_by(entry.slot), (
             f"sequence {seq}: {computed} tokens computed, {before} were before"
         )
@@ -358,18 +357,20 @@ class SlotKVCacheManager(KVCacheManager):
             self._committing = True
             self._steps += 1
         entry.prefix.append(tokens[before:computed])
-        entry.exact = max(entry.exact, exact)
-        entry.earliest = earliest
+        entry.exact = max(entry.exact, valid.exact)
+        entry.earliest = valid.earliest
         entry.seen = self._steps
-        if self._cells.used_by(entry.slot) == computed + ahead:
+        if self._cells.used_by(entry.slot) == computed + valid.ahead:
             return CacheUpdate(dropped)
-        if self._can.rewind == "last_n" and not self.can_truncate(computed + 1, earliest, computed):
+        if self._can.rewind == "last_n" and not self.can_truncate(
+            computed + 1, valid.earliest, computed
+        ):
             self._cells.truncate(entry.slot, 0)
             entry.prefix = TokenPrefix(np.empty(0, np.int32))
             entry.earliest = 0
             entry.exact = 0
             return CacheUpdate((Drop(entry.slot),), kept=0)
-        return CacheUpdate(tuple(self._truncate(entry, computed + ahead)))
+        return CacheUpdate(tuple(self._truncate(entry, computed + valid.ahead)))
 
     def hold_state(self, seq: int) -> CacheUpdate | None:
         if self._can.rewind != "checkpoint":

@@ -27,6 +27,7 @@ from localchat.core.kv_cache.manager import (
     CacheUpdate,
     KVCacheManager,
     PrefixHit,
+    ValidTokens,
     exact_chunk_tokens,
 )
 from localchat.core.scheduler.decode_run import DecodeRun
@@ -143,7 +144,8 @@ class Scheduler:
         if sequence in self.running:
             self.running.remove(sequence)
             if keep and sequence.uncommitted:
-                update = self._kv_cache.commit(sequence.number, sequence.tokens, sequence.computed)
+                valid = ValidTokens(sequence.computed)
+                update = self._kv_cache.commit(sequence.number, sequence.tokens, valid)
                 self.add_memory_ops(update.memory)
             sequence.uncommitted = False
             self.add_memory_ops(self._kv_cache.release(sequence.number, keep=keep).memory)

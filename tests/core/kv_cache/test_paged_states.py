@@ -5,7 +5,7 @@ import random
 import pytest
 
 from localchat.backend_api.interface import Alias, Copy, Discard, Restore, Save
-from localchat.core.kv_cache.manager import CacheUpdate
+from localchat.core.kv_cache.manager import CacheUpdate, ValidTokens
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from localchat.core.kv_cache.paged_states import HybridKVCacheManager
 from tests.support.cache_integrity import check
@@ -71,7 +71,7 @@ class Driver:
         self.apply(update)
         text, state = self.running[seq], self.slots[self.cache.slot(seq)]
         state.extend(text[len(state) : upto])
-        self.apply(self.cache.commit(seq, text, upto))
+        self.apply(self.cache.commit(seq, text, ValidTokens(upto)))
         return True
 
     def draft(self, seq: int, drafted: int, accepted: int) -> bool:
@@ -92,7 +92,7 @@ class Driver:
         )  # the scheduler asks for its own token again
         right = text[done : done + 1 + accepted]
         state.extend([*right, *[-1] * (upto - done - len(right))])
-        committed = self.cache.commit(seq, text, done + len(right))
+        committed = self.cache.commit(seq, text, ValidTokens(done + len(right)))
         self.apply(committed)
         assert committed.kept == (done if accepted < drafted else None)
         return True

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localchat.core.kv_cache.manager import ValidTokens
 from localchat.core.kv_cache.prefix_index import PrefixIndex
 from localchat.core.kv_cache.slots import SlotKVCacheManager
 from localchat.core.kv_cache.token_prefix import Ids, TokenPrefix
@@ -49,7 +50,7 @@ def test_a_request_is_compared_with_few_of_many_saved_prefixes(
         text = [*head, number, 9]
         assert cache.allocate(number, text, cache.find_prefix(text, ""), "") is not None
         assert cache.extend(number, len(text)) is not None
-        cache.commit(number, text, len(text))
+        cache.commit(number, text, ValidTokens(len(text)))
         cache.release(number, keep=True)
     compared = 0
     plain = TokenPrefix.common_length

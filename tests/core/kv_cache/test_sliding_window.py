@@ -1,6 +1,7 @@
 """The KV cache of a model whose layers see a window: what can be cut, and what only seems so."""
 
 from localchat.backend_api.interface import Drop
+from localchat.core.kv_cache.manager import ValidTokens
 from tests.support.cache_integrity import check
 from tests.support.slot_benches import TEN, bench, start
 
@@ -46,7 +47,7 @@ def test_a_truncation_outside_the_window_empties_the_slot() -> None:
     b = bench(rewind="last_n", rewind_tokens=4)
     seq = start(b, TEN)
     assert b.kv_cache.extend(seq, 14) is not None
-    lost = b.kv_cache.commit(seq, [*TEN, 10], 11, earliest=8)
+    lost = b.kv_cache.commit(seq, [*TEN, 10], ValidTokens(11, earliest=8))
     assert lost.kept == 0
     assert lost.memory == (Drop(0),)
     assert b.kv_cache.usage().live == 0

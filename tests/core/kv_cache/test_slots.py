@@ -4,7 +4,7 @@ allows."""
 import pytest
 
 from localchat.backend_api.interface import Alias, Discard, Drop, MemoryOp, Restore, Save, Truncate
-from localchat.core.kv_cache.manager import CacheUpdate
+from localchat.core.kv_cache.manager import CacheUpdate, ValidTokens
 from localchat.core.kv_cache.slots import SlotKVCacheManager
 from tests.support.cache_integrity import check
 from tests.support.kv_cache_bench import Bench
@@ -360,12 +360,14 @@ def test_a_state_is_held_while_drafts_are_verified() -> None:
     assert held is not None
     assert held.memory == (Alias(0, 1, 10),)
     b.kv_cache.extend(seq, 14)
-    taken = b.kv_cache.commit(seq, [*TEN, 10, 11, 12], 12)
+    taken = b.kv_cache.commit(seq, [*TEN, 10, 11, 12], ValidTokens(12))
     assert taken.kept == 10
     assert taken.memory == (Drop(0), Alias(1, 0, 10), Drop(1))
     b.kv_cache.hold_state(seq)
     b.kv_cache.extend(seq, 13)
-    assert b.kv_cache.commit(seq, [*TEN, 10, 11, 12, 13], 13) == CacheUpdate((Drop(1),))
+    assert b.kv_cache.commit(seq, [*TEN, 10, 11, 12, 13], ValidTokens(13)) == CacheUpdate(
+        (Drop(1),)
+    )
     check(b.kv_cache)
 
 
