@@ -7,6 +7,8 @@ spin, and a step takes several times as long. One thread fewer is then faster.
 import statistics
 from collections import deque
 
+from localchat.units import counted
+
 _SLOW = 2.0
 """A step is slow at this many times the best."""
 _WINDOW = 16
@@ -89,7 +91,7 @@ class ThreadWatch:
         self._reported_times = times
         return (
             "Slower than usual: other programs are using the CPU. "
-            f"Computing with {_threads(self.threads)} now."
+            f"Computing with {counted(self.threads, 'thread')} now."
         )
 
     def _recovered(self, now_s: float) -> str:
@@ -101,7 +103,7 @@ class ThreadWatch:
         elif now_s - self._whole_since_s > _RECOVERED_S:
             self._reported_times = 0.0
             self._whole_since_s = None
-            return f"Back to the usual speed: computing with {_threads(self.threads)}."
+            return f"Back to the usual speed: computing with {counted(self.threads, 'thread')}."
         return ""
 
     def _change(self, difference: int, now_s: float) -> None:
@@ -109,9 +111,3 @@ class ThreadWatch:
         self._changed_s = now_s
         self._recent.clear()
         self._slow = 0
-
-
-def _threads(count: int) -> str:
-    if count == 1:
-        return "1 thread"
-    return f"{count} threads"
