@@ -90,7 +90,7 @@ class LlamaTokenizer:
     def encode_whole(self, text: str) -> list[int]:
         """Tokenize a text as embedding models were trained, with its begin and end tokens."""
         if self.kind != _WORDPIECE:
-            return self._tokens(text, ends=True, special=False)
+            return self._native_tokens(text, ends=True, special=False)
         begin, *end = self._native_tokens("", ends=True, special=False)
         return [begin, *self._wordpiece.encode(text), *end]
 
@@ -119,7 +119,7 @@ class LlamaTokenizer:
             return self._without_normal(text)
         if not special and any(mistaken in text for mistaken in self._user_defined):
             return self._with_user_defined(text)
-        return self._tokens(text, ends=False, special=special)
+        return self._tokens(text, special=special)
 
     def _without_normal(self, text: str) -> list[int]:
         """Tokenize a text with control tokens, and treat tokens marked as normal as text."""
@@ -137,15 +137,16 @@ class LlamaTokenizer:
         for piece in re.split(f"({pattern})", text):
             if piece:
                 token = self._user_defined.get(piece)
-                tokens += (
-                    self._tokens(piece, ends=False, special=False) if token is None else [token]
-                )
+                if token is None:
+                    tokens += self._tokens(piece, special=False)
+                else:
+                    tokens.append(token)
         return tokens
 
-    def _tokens(self, text: str, *, ends: bool, special: bool) -> list[int]:
-        if self.kind == _WORDPIECE and not ends:
+    def _tokens(self, text: str, *, special: bool) -> list[int]:
+        if self.kind == _WORDPIECE:
             return self._words(text, special=special)
-        return self._native_tokens(text, ends=ends, special=special)
+        return self._native_tokens(text, ends=False, special=special)
 
     def _words(self, text: str, *, special: bool) -> list[int]:
         """Tokenize a text by WordPiece; special: between the special tokens in it."""
