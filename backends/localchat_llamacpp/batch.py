@@ -15,8 +15,8 @@ from localchat_llamacpp.native import library
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
-def float_array(address: int, shape: tuple[int, int]) -> NDArray[np.float32]:
-    """Return an array of this shape at an address of the library."""
+def float_array(address: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return an array of this shape at an address or a pointer of the library."""
     return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape)
 
 

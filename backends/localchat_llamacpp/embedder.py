@@ -4,7 +4,6 @@ A text is pooled within one step, so a step contains whole texts only, and its w
 the model reads. Embedding uses no padding, no cache and no drafts.
 """
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from localchat.backend_api.interface import LoadRequest, MemoryReport, Progress
 from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
 from localchat.model_files.architecture import POOLING_NUMBERS
-from localchat_llamacpp.batch import Batch
+from localchat_llamacpp.batch import Batch, float_array
 from localchat_llamacpp.load import Target, report
 from localchat_llamacpp.native import Buffer, library
 from localchat_llamacpp.native_model import Placement, Weights, load_weights
@@ -76,8 +75,7 @@ class LlamaCppEmbedder:
         pointer = self._api.llama_get_embeddings_seq(self._context, seq)
         if not pointer:
             raise LocalchatError("the model returned no embedding")
-        where = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
-        return np.ctypeslib.as_array(where, (self.dimension,)).copy()
+        return float_array(pointer, (self.dimension,)).copy()
 
     def abort(self) -> None:
         """End after this step. From any thread."""
