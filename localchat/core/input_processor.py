@@ -421,7 +421,8 @@ class InputProcessor:
                 self._check_tokens(tokens, "prompt")
                 return None, tokens, ()
             case Infill() as infill:
-                return None, self._infill(infill), ()
+                plain = partial(self._encode, special=False, add_bos=False)
+                return None, infill_tokens(infill, tokenizer, plain), ()
 
     def _render(self, messages: Messages) -> Rendered:
         rendered = self.format.render(messages)
@@ -504,11 +505,6 @@ class InputProcessor:
             context_train=self._model.info.context_train,
             at_least=at_least,
         )
-
-    def _infill(self, infill: Infill) -> list[int]:
-        """Tokenize a fill-in-the-middle prompt."""
-        plain = partial(self._encode, special=False, add_bos=False)
-        return infill_tokens(infill, self._model.tokenizer, plain)
 
     def _warn_once(self, sentences: tuple[str, ...]) -> None:
         for sentence in sentences:
