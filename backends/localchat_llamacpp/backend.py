@@ -31,7 +31,6 @@ from localchat_llamacpp.build_advice import (
     remedies,
 )
 from localchat_llamacpp.library_source import find_library
-from localchat_llamacpp.plan.embedding_plan import plan_embedding
 
 _NOT_GENERATIVE = frozenset(
     {
@@ -123,10 +122,7 @@ class LlamaCppBackend(Backend):
 
         if isinstance(model, Checkpoint):
             raise UsageError(f"{model.name}: {self.objection(model)}", hint="Take a GGUF of it.")
-        machine = as_built(machine)
-        if model.pooling:
-            return plan_embedding(model, options, machine, can_offload=can_offload())
-        return planner.plan(model, options, machine, can_offload=can_offload())
+        return planner.plan(model, options, as_built(machine), can_offload=can_offload())
 
     def expected_rate(self, model: ModelSummary, plan: MemoryPlan, threads: int) -> Estimate | None:
         """Predict the rate from the bandwidths of RAM and GPUs."""

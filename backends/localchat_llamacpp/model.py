@@ -34,7 +34,6 @@ from localchat_llamacpp.media_reader import MediaEncoder
 from localchat_llamacpp.native import library
 from localchat_llamacpp.native_model import load_vocabulary
 from localchat_llamacpp.plan import memory_plan as planner
-from localchat_llamacpp.plan.embedding_plan import plan_embedding
 from localchat_llamacpp.tokenizer import TYPES, LlamaTokenizer
 
 _SAMPLING = {
@@ -106,9 +105,6 @@ class GgufModel:
         machine = as_built(read_machine())
         if can_offload:
             machine = add_gpus(machine, devices)
-        if self.info.pooling:
-            memory = plan_embedding(self.shape, options, machine, can_offload=can_offload)
-            return demand(memory, self.info.name)
         memory = planner.plan(self.shape, options, machine, can_offload=can_offload)
         return demand(memory, self.info.name)
 

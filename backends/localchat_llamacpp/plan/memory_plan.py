@@ -27,6 +27,7 @@ from localchat.fit.memory_plan import (
 from localchat.model_files.architecture import ModelShape
 from localchat.units import gigabytes_flag, size, tokens
 from localchat_llamacpp.plan.budget import Budget, Budgets, Candidate
+from localchat_llamacpp.plan.embedding_plan import plan_embedding
 from localchat_llamacpp.plan.prediction_head import has_head
 
 GOAL_TOKENS = 8192
@@ -58,11 +59,13 @@ def plan(
     *,
     can_offload: bool,
 ) -> MemoryPlan:
-    """Plan a load. Never raises for lack of memory; `demand` does that.
+    """Plan a load, also of an embedding model. Never raises for lack of memory; `demand` does that.
 
     can_offload: whether the installed llama.cpp can use a GPU. Raises UsageError for a KV type that this model
     cannot have.
     """
+    if shape.pooling:
+        return plan_embedding(shape, options, machine, can_offload=can_offload)
     check_options(options)
     if not shape.positions:
         limit = max(shape.context_train, shape.context_scaled)
