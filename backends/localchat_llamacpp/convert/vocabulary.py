@@ -71,7 +71,9 @@ def vocabulary_entries(folder: Path, rows: int) -> Iterator[bytes]:
     if merges and not is_sentencepiece:
         yield entry("tokenizer.ggml.merges", [" ".join(pair) for pair in merges])
     yield from _special_entries(folder, raw, settings, vocabulary.ids)
-    yield from _template_entries(folder)
+    for name, template in chat_templates(folder).items():
+        suffix = f".{name}".removesuffix(f".{DEFAULT}")
+        yield entry(f"tokenizer.chat_template{suffix}", template)
 
 
 def _pair(merge: str | Sequence[str]) -> Sequence[str]:
@@ -196,9 +198,3 @@ def _first_tokens(raw: Mapping[str, Any], ids: Mapping[str, int]) -> set[int | N
             }:
                 return {ids.get(text, -1)}
     return set()
-
-
-def _template_entries(folder: Path) -> Iterator[bytes]:
-    for name, template in chat_templates(folder).items():
-        suffix = f".{name}".removesuffix(f".{DEFAULT}")
-        yield entry(f"tokenizer.chat_template{suffix}", template)
