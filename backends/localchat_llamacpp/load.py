@@ -29,7 +29,6 @@ from localchat_llamacpp.native_model import (
     Weights,
     load_weights,
     open_context,
-    outputs_max,
 )
 from localchat_llamacpp.plan.buffers import SPARE_STATES, context_cells
 from localchat_llamacpp.runner import LlamaCppRunner
@@ -189,14 +188,12 @@ def _with_context(
                 request,
                 drafts=drafter is not None,
             ),
+            spec=spec,
             batch=batch,
-            outputs_max=outputs_max(spec),
             vocab_size=vocab_size,
-            threads=target.threads,
             report=report(used, sum(files)),
             drafter=drafter,
             on_gpu=plan.gpu_layers != 0,
-            window_only=spec.window_only,
             mrope=uses_mrope(weights.handle),
             media=media,
             adapters=adapters,

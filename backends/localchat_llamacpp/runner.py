@@ -43,7 +43,7 @@ from localchat_llamacpp.head_states import PROMPT_STATES, HeadStates
 from localchat_llamacpp.media_api import media_library
 from localchat_llamacpp.media_reader import Chunk, MediaEncoder
 from localchat_llamacpp.native import library
-from localchat_llamacpp.native_model import Weights
+from localchat_llamacpp.native_model import ContextSpec, Weights, outputs_max
 from localchat_llamacpp.positions import NO_TABLE, PositionTable
 from localchat_llamacpp.slots import Slots
 from localchat_llamacpp.thread_count import ThreadWatch
@@ -134,30 +134,27 @@ class LlamaCppRunner:
         context: int,
         capabilities: Capabilities,
         *,
+        spec: ContextSpec,
         batch: Batch,
-        outputs_max: int,
         vocab_size: int,
-        threads: int,
         report: MemoryReport,
         drafter: LlamaDrafter | None = None,
         on_gpu: bool = False,
-        window_only: bool = False,
         mrope: bool = False,
         media: MediaEncoder | None = None,
         adapters: LoadedAdapters | None = None,
     ) -> None:
         """Take ownership of `weights`, `context`, `drafter` and `media`.
 
-        on_gpu: llama_decode returns early. window_only: sliding-window layers store only their window. mrope:
-        the tokens of a picture share positions. media: reads attachments. adapters: LoRA adapters of the
-        weights.
+        spec: parameters of the context. on_gpu: llama_decode returns early. mrope: the tokens of a picture
+        share positions. media: reads attachments. adapters: LoRA adapters of the weights.
         """
         self._api: Any = library().api
         self.capabilities = capabilities
         self._weights = weights
         self._context = context
         self._batch = batch
-        self._outputs_max = outputs_max
+        self._outputs_max = outputs_max(spec)
         self._vocab_size = vocab_size
         self._report = report
         self._drafter = drafter
@@ -170,7 +167,7 @@ class LlamaCppRunner:
             context,
             capabilities.max_slots + 1,
             can_truncate=capabilities.rewind != "checkpoint",
-            window_tokens=capabilities.rewind_tokens if window_only else 0,
+            window_tokens=capabilities.rewind_tokens if spec.window_only else 0,
             mrope=mrope,
         )
         self._media = media
@@ -182,8 +179,8 @@ class LlamaCppRunner:
         self._tables: dict[int, PositionTable] = {}
         self._sampler = Sampler(vocab_size)
         self._sequences: dict[int, _SequenceState] = {}
-        self._watch = ThreadWatch(threads)
-        self._threads = threads
+        self._watch = ThreadWatch(spec.threads)
+        self._threads = spec.threads
         """Threads of the native context."""
         self._on_gpu = on_gpu
         self._launched: deque[_LaunchedStep] = deque()
