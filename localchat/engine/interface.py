@@ -53,30 +53,32 @@ class GpuPart(msgspec.Struct, frozen=True):
 class EngineInfo(msgspec.Struct, frozen=True):
     """The model that is or will be loaded, and its configuration. Sizes are in bytes and tokens.
 
+    What is unknown, as for a remote server, is 0 or empty.
+
     Size: front ends ask it instead of the engine process, so it has every fact of a load.
     """
 
     model: str
     path: str
     backend: str
-    architecture: str
-    quantization: str
-    parameters: int
-    context_tokens: int
-    context_train: int
-    kv_type: str
-    gpu_layers: int
+    architecture: str = ""
+    quantization: str = ""
+    parameters: int = 0
+    context_tokens: int = 0
+    context_train: int = 0
+    kv_type: str = ""
+    gpu_layers: int = 0
     """Number of `layers` on the GPU."""
-    layers: int
-    threads: int
-    file_bytes: int
-    predicted_bytes: int
-    actual_bytes: int
-    loaded: bool
-    safe_mode: bool
-    why: str
+    layers: int = 0
+    threads: int = 0
+    file_bytes: int = 0
+    predicted_bytes: int = 0
+    actual_bytes: int = 0
+    loaded: bool = False
+    safe_mode: bool = False
+    why: str = ""
     """Reason for the choice of backend and placement, as a sentence."""
-    fingerprint: str
+    fingerprint: str = ""
     notes: tuple[str, ...] = ()
     """Decisions made for the user."""
     limits: tuple[str, ...] = ()
