@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, cast
 
 from localchat.backend_api.drafter import DraftingRunner
@@ -52,27 +53,8 @@ class EngineCallbacks:
     notify: Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _CancelCommand:
-    """Cancels one request."""
-
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
-class _StopCommand:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _EncodedCommand:
-    """The pictures of a sequence are encoded, or could not be."""
-
-    sequence: Sequence
-    failure: LocalchatError | None
-
-
-_Command: TypeAlias = RequestState | _CancelCommand | _StopCommand | DiskRead | _EncodedCommand
+_Command: TypeAlias = Callable[[], None]
+"""A call that another thread leaves to the core's."""
 
 
 class EngineCore:
@@ -149,18 +131,18 @@ class EngineCore:
 
     def submit(self, request_state: RequestState) -> None:
         """Queue a request with its sequences."""
-        self._commands.put(request_state)
+        self._commands.put(partial(self._begin, request_state))
         self._answer_kv.give_way(request_state)
 
     def cancel(self, id_: int) -> None:
         """Cancel a request. It leaves with the next plan, and a step with no other request is aborted."""
-        self._commands.put(_CancelCommand(id_))
+        self._commands.put(partial(self._cancel, id_))
         if self._sole_request == id_:
             self.runner.abort()
 
     def stop(self) -> None:
         """End `run`. Every running request fails with EngineClosed."""
-        self._commands.put(_StopCommand())
+        self._commands.put(self._end_run)
         self.runner.abort()
 
     def stats(self) -> EngineStats:
@@ -176,7 +158,7 @@ class EngineCore:
         """Serve until `stop`."""
         while not self._stopped:
             if not self._in_flight and self._scheduler.idle:
-                self._execute(self._wait_for_command())
+                self._wait_for_command()()
             self.step()
         while self._in_flight:
             # An ended sequence is released with its last row, and can go to the disk after that.
@@ -300,22 +282,15 @@ class EngineCore:
     def process_commands(self) -> None:
         """Execute the queued commands without waiting. Later ones apply to the next step."""
         for _ in range(self._commands.qsize()):
-            self._execute(self._commands.get())
+            self._commands.get()()
 
-    def _execute(self, command: _Command) -> None:
-        match command:
-            case DiskRead():
-                self._resume(command)
-            case RequestState():
-                self._begin(command)
-            case _EncodedCommand():
-                self._add_encoded(command)
-            case _CancelCommand(id_):
-                self.output_processor.cancel(id_)
-                if cancel := self._encodings.pop(id_, None):
-                    cancel()
-            case _StopCommand():
-                self._stopped = True
+    def _end_run(self) -> None:
+        self._stopped = True
+
+    def _cancel(self, id_: int) -> None:
+        self.output_processor.cancel(id_)
+        if cancel_encoding := self._encodings.pop(id_, None):
+            cancel_encoding()
 
     def _begin(self, request_state: RequestState) -> None:
         self.output_processor.requests[request_state.id] = request_state
@@ -326,7 +301,10 @@ class EngineCore:
             self._add(request_state)
             return
         self._reading += 1
-        self._disk_tier.read(request_state, match, self._commands.put)
+        commands = self._commands
+        self._disk_tier.read(
+            request_state, match, lambda read: commands.put(partial(self._resume, read))
+        )
 
     def _resume(self, read: DiskRead) -> None:
         """Adopt a loaded part. After the last one, queue the request, unless it ended meanwhile."""
@@ -348,18 +326,18 @@ class EngineCore:
         commands = self._commands
         runner = cast(MediaRunner, self.runner)
         self._encodings[request_state.id] = runner.encode(
-            chunks, lambda failure: commands.put(_EncodedCommand(sequence, failure))
+            chunks, lambda failure: commands.put(partial(self._add_encoded, sequence, failure))
         )
 
-    def _add_encoded(self, command: _EncodedCommand) -> None:
+    def _add_encoded(self, sequence: Sequence, failure: LocalchatError | None) -> None:
+        """Queue a sequence whose pictures are encoded, or fail its request."""
         self._reading -= 1
-        sequence = command.sequence
         request_state = sequence.request_state
         self._encodings.pop(request_state.id, None)
         if self.output_processor.requests.get(request_state.id) is not request_state:
             return
-        if command.failure is not None:
-            self.output_processor.fail(request_state, command.failure)
+        if failure is not None:
+            self.output_processor.fail(request_state, failure)
             return
         self._scheduler.add(sequence)
 

@@ -194,7 +194,7 @@ class Engine:
     def turn(self) -> None:
         loop = self.loop
         if loop._reading and not loop._in_flight and loop._scheduler.idle:
-            loop._execute(loop._wait_for_command())  # as `run` does: other threads read
+            loop._wait_for_command()()  # as `run` does: other threads read
         self.loop.process_commands()
         self.loop.step()
 
