@@ -33,6 +33,18 @@ def sendable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+def _sendable_values(value: Any) -> Any:  # noqa: ANN401 - plain values
+    """Make all texts in nested lists and dicts sendable."""
+    match value:
+        case str():
+            return sendable(value)
+        case dict():
+            return {_sendable_values(key): _sendable_values(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_sendable_values(item) for item in value]
+    return value
+
+
 class Open(msgspec.Struct, frozen=True, tag="open", omit_defaults=True):
     """First frame: the model and its load options."""
 
@@ -220,8 +232,17 @@ class FrameWriter:
         """Lock held while a frame is written."""
 
     def write(self, frame: msgspec.Struct) -> None:
-        """Encode and write a frame. Raises OSError (BrokenPipeError) if the other side is gone."""
-        self.send(msgspec.msgpack.encode(frame))
+        """Encode and write a frame, with a replacement for what is not Unicode in its texts.
+
+        Raises OSError (BrokenPipeError) if the other side is gone.
+        """
+        try:
+            body = msgspec.msgpack.encode(frame)
+        except UnicodeEncodeError:
+            # An escape of JSON may be half of an emoji, in the call of a tool or in a rendered conversation.
+            values = msgspec.to_builtins(frame, builtin_types=(bytes,))
+            body = msgspec.msgpack.encode(_sendable_values(values))
+        self.send(body)
 
     def send(self, body: bytes) -> None:
         """Write an encoded frame. Raises OSError (BrokenPipeError) if the other side is gone."""

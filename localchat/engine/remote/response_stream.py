@@ -21,6 +21,7 @@ from localchat.engine.events import (
     ToolCall,
     Usage,
 )
+from localchat.engine.local.protocol import sendable
 from localchat.engine.loop_guard import LoopGuard
 from localchat.engine.remote.errors import error_from_stream, is_error
 from localchat.engine.remote.server_timings import ServerTimings
@@ -158,15 +159,15 @@ class ResponseStream:
         """
         function = call.get("function") or {}
         arguments = function.get("arguments") or ""
-        id_ = str(call.get("id") or "")
-        name = str(function.get("name") or "")
+        id_ = sendable(str(call.get("id") or ""))
+        name = sendable(str(function.get("name") or ""))
         index = call.get("index")
         return ToolCall(
             choice,
             self._number(choice, position if index is None else int(index), id_, name),
             id_,
             name,
-            arguments if isinstance(arguments, str) else json.dumps(arguments),
+            sendable(arguments) if isinstance(arguments, str) else json.dumps(arguments),
         )
 
     def _number(self, choice: int, index: int, id_: str, name: str) -> int:
@@ -265,8 +266,9 @@ def _joined_text(value: object) -> str:
     """Return a text, or the joined texts of a list of parts."""
     if isinstance(value, list):
         parts = [part.get("text") for part in value if isinstance(part, dict)]
-        return "".join(part for part in parts if isinstance(part, str))
-    return value if isinstance(value, str) else ""
+        value = "".join(part for part in parts if isinstance(part, str))
+    # An escape of JSON may be half of an emoji.
+    return sendable(value) if isinstance(value, str) else ""
 
 
 def _logprobs(choice: dict[str, Any]) -> tuple[TokenLogprob, ...]:

@@ -92,6 +92,24 @@ def test_values_that_json_cannot_express_are_a_usage_error(opened: Open) -> None
     assert not server.seen
 
 
+def test_half_of_an_emoji_in_an_answer_is_replaced(opened: Open) -> None:
+    function = {"name": "f\ud800", "arguments": "\udfff"}
+
+    def answer(exchange: Exchange) -> None:
+        exchange.stream(
+            piece(content="a\ud83d"),
+            piece(tool_calls=[{"index": 0, "id": "1", "function": function}]),
+            piece("stop"),
+        )
+
+    engine, _ = opened(answer)
+    received = events(engine)
+    assert text_of(received) == "a?"
+    assert [event for event in received if isinstance(event, ToolCall)] == [
+        ToolCall(0, 0, "1", "f?", "?")
+    ]
+
+
 def test_an_unexpected_fault_ends_the_request(opened: Open) -> None:
     engine, _ = opened(lambda exchange: exchange.send(200, {}))
     with pytest.raises(LocalchatError, match="JSONDecodeError"):
