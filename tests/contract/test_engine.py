@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from localchat.engine.events import Prefill
 from localchat.engine.local.engine import LocalEngine
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling, TextPrompt
 from localchat.errors import ContextExceeded, UsageError
@@ -179,6 +180,7 @@ def test_a_closed_stream_leaves_nothing_running(start: Open) -> None:
 def test_questions_are_answered_while_a_step_runs(start: Open) -> None:
     engine = start()
     stream = engine.generate(request(CHAIN, 200))
+    next(event for event in stream if isinstance(event, Prefill))
     tokens = engine.tokenize("hello wörld")
     assert engine.detokenize(tokens) == "hello wörld"
     rendered = engine.render(Messages((Message("user", "hello"),)))
