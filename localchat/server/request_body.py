@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Final, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from localchat.server.body_budget import BodyBudget, BodyReservation
 from localchat.server.config import ServerLimits
@@ -85,18 +85,13 @@ async def _read_body(request: Request, limits: ServerLimits, reservation: BodyRe
 async def _receive(request: Request, limits: ServerLimits, reservation: BodyReservation) -> bytes:
     pieces: list[bytes] = []
     size = 0
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        piece = message.get("body", b"")
+    async for piece in request.stream():
         size += len(piece)
         if size > limits.body_bytes:
             raise too_large(limits.body_bytes)
         reservation.resize(size)
         pieces.append(piece)
-        if not message.get("more_body", False):
-            return b"".join(pieces)
+    return b"".join(pieces)
 
 
 def _check_type(request: Request) -> None:
