@@ -59,6 +59,16 @@ class Question(NamedTuple):
         )
         return Question(text, inclusions, moved(self.attachments, characters))
 
+    def stripped(self) -> "Question":
+        """Return a question that includes no text, without the white space around it."""
+        text = self.text.strip()
+        lead = len(self.text) - len(self.text.lstrip())
+        attachments = tuple(
+            msgspec.structs.replace(item, position=min(max(item.position - lead, 0), len(text)))
+            for item in self.attachments
+        )
+        return Question(text, (), attachments)
+
     @property
     def message(self) -> Message:
         """The message of the user."""

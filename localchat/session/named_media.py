@@ -50,15 +50,7 @@ def with_named_media(text: str, names: Iterable[str] = ()) -> Question:
         return Question(text)
     content = join_parts([*parts, text[end:]], "")
     # The words around a name keep one space.
-    stripped = content.text.strip()
-    lead = len(content.text) - len(content.text.lstrip())
-    attachments = tuple(
-        Attachment(
-            item.kind, item.data, min(max(item.position - lead, 0), len(stripped)), item.name
-        )
-        for item in content.attachments
-    )
-    return Question(stripped, (), attachments)
+    return Question(content.text, (), content.attachments).stripped()
 
 
 def dropped_media(paste: str) -> list[Path]:

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from textual import work
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -244,8 +243,10 @@ class Composer(Vertical):
         question = expand(*written)
         if is_command(written.text):
             self.post_message(self.CommandEntered(question.text))
+        elif question.inclusions:
+            self.post_message(self.Sent(question))
         else:
-            self.post_message(self.Sent(_stripped(question)))
+            self.post_message(self.Sent(question.stripped()))
 
     def _on_action(self, action: str) -> None:
         """Handle a key of the editor (`Editor.ActionRequested`)."""
@@ -647,16 +648,3 @@ class Composer(Vertical):
         """Count the tokens again, for another model."""
         self._counted.clear()
         self._show_attached()
-
-
-def _stripped(question: Question) -> Question:
-    """Return a question without white space around it, unless it includes a file."""
-    if question.inclusions:
-        return question
-    text = question.text.strip()
-    lead = len(question.text) - len(question.text.lstrip())
-    attachments = tuple(
-        msgspec.structs.replace(item, position=min(max(item.position - lead, 0), len(text)))
-        for item in question.attachments
-    )
-    return Question(text, (), attachments)
