@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from rich.cells import cell_len
-
 from localchat.engine.request import Attachment
 from localchat.session.blocks import (
     AnswerBlock,
@@ -454,13 +452,3 @@ def common_prefix(old: list[Row], new: list[Row]) -> int:
         if old_row is not new_row and old_row != new_row:
             return index
     return min(len(old), len(new))
-
-
-def link_at(row: Row, x: int) -> str:
-    """Return the link in cell `x` of a row, or an empty string."""
-    end = 0
-    for piece in row.pieces:
-        end += cell_len(piece.text)
-        if x < end:
-            return piece.look.link
-    return ""

@@ -37,10 +37,9 @@ from localchat.tui.transcript.layout import (
     LaidOutBlock,
     RowPosition,
     code_blocks,
-    link_at,
 )
 from localchat.tui.transcript.markdown import EMPTY, Look, Piece, Row
-from localchat.tui.transcript.markdown.corner import code_at, copied
+from localchat.tui.transcript.markdown.corner import copied
 from localchat.tui.transcript.scrollbar import ScrollbarUpdates
 from localchat.tui.transcript.selection import ROWS_PER_BLOCK, selected_text, spans_of
 from localchat.tui.transcript.strips import Palette, StripRenderer
@@ -567,10 +566,11 @@ class Transcript(ScrollView, can_focus=True):
         if position is None:
             return
         item = self._block_layout.items[position.block]
-        if (url := link_at(self._block_layout.row(position), event.x)) and event.button == 1:
-            self.app.open_url(url)
-        elif number := code_at(self._block_layout.row(position), event.x):
-            self._copy_code(item.block.id, number)
+        look = self._block_layout.row(position).look_at(event.x)
+        if look.link and event.button == 1:
+            self.app.open_url(look.link)
+        elif look.code:
+            self._copy_code(item.block.id, look.code)
         elif hit := self._block_layout.rows(position.block).hits.get(position.row):
             if hit.action:
                 self.post_message(self.OfferTaken(hit.action))

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-from rich.cells import cell_len
-
 from localchat.tui.transcript.markdown.rows import Look, Piece, Row
 
 CORNER_CELLS: Final = 6
@@ -14,16 +12,6 @@ _COPIED: Final = Look("code.copied", bold=True)
 def corner(number: int) -> Piece:
     """Return the corner of a code block, by its number in the answer."""
     return Piece("copy".rjust(CORNER_CELLS), Look("code.copy", code=number))
-
-
-def code_at(row: Row, x: int) -> int:
-    """Return the code block whose corner is in cell `x` of a row, or 0."""
-    end = 0
-    for piece in row.pieces:
-        end += cell_len(piece.text)
-        if x < end:
-            return piece.look.code
-    return 0
 
 
 def copied(row: Row, number: int) -> Row:

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from rich.cells import cell_len
+
 from localchat.tui.pictures.cells import PictureRow
 
 
@@ -51,6 +53,15 @@ class Row(NamedTuple):
     def lead_length(self) -> int:
         """Number of characters of the decoration."""
         return sum(len(piece.text) for piece in self.pieces[: self.lead])
+
+    def look_at(self, x: int) -> Look:
+        """Return the look of cell `x`. A cell behind the pieces has no link and no code."""
+        end = 0
+        for piece in self.pieces:
+            end += cell_len(piece.text)
+            if x < end:
+                return piece.look
+        return PLAIN
 
 
 PLAIN = Look()
