@@ -11,7 +11,7 @@ from localchat.tui.transcript.markdown.corner import CORNER_CELLS, corner
 from localchat.tui.transcript.markdown.inline import Line, inline_lines, printable
 from localchat.tui.transcript.markdown.rows import PLAIN, Look, Piece, Row
 from localchat.tui.transcript.markdown.table import MAX_ROWS, Table, table_rows
-from localchat.tui.transcript.markdown.wrap import wrap
+from localchat.tui.transcript.markdown.wrap import cells, wrap
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -158,7 +158,7 @@ class MarkdownLayout:
                 formula = [[Piece(printable(line), PLAIN)] for line in text if line]
                 yield from self._lines_of(formula, lead + indent[len(later) :], indent)
             case "hr":
-                room = max(1, self.width - _cells(lead))
+                room = max(1, self.width - cells(lead))
                 yield Row((*lead, Piece("─" * room, Look("rule"))), len(lead) + 1)
             case "table_open":
                 yield from self._table(token, inside, lead, later)
@@ -179,7 +179,7 @@ class MarkdownLayout:
 
     def _deeper(self, lead: Lead, more: Lead) -> Lead:
         """Return `lead` and `more`, unless that leaves too few cells for text."""
-        if _cells(lead) + _cells(more) + _MIN_TEXT_CELLS <= self.width:
+        if cells(lead) + cells(more) + _MIN_TEXT_CELLS <= self.width:
             return lead + more
         return lead
 
@@ -280,7 +280,7 @@ def code_rows(
 
 def _with_corner(row: Row, width: int, number: int) -> Row:
     """Return the label of a code block, with its corner if it fits."""
-    space = width - _cells(row.pieces) - CORNER_CELLS
+    space = width - cells(row.pieces) - CORNER_CELLS
     if space < 1:
         return row
     blank = Piece(" " * space, Look("code.label"))
@@ -329,7 +329,3 @@ def _marked(item: "list[Token]", bullet: str) -> "list[Token]":
 def _bars(lead: Lead) -> int:
     """Return the number of pieces up to the last bar of a quote."""
     return max((index + 1 for index, piece in enumerate(lead) if piece == _QUOTE), default=0)
-
-
-def _cells(lead: Lead) -> int:
-    return sum(cell_len(piece.text) for piece in lead)

@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from rich.cells import cell_len
-
 from localchat.tui.transcript.markdown.inline import Line
 from localchat.tui.transcript.markdown.rows import Look, Piece, Row
-from localchat.tui.transcript.markdown.wrap import wrap
+from localchat.tui.transcript.markdown.wrap import cells, wrap
 
 MAX_ROWS: Final = 300
 """Longer tables are shown as source text, because their layout takes seconds."""
@@ -31,11 +29,11 @@ class Table(NamedTuple):
 def table_rows(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]:
     """Yield the rows of a table. Stack its cells if it is too wide."""
     columns = max(len(row) for row in table.rows)
-    room = max(2, width - _cells(lead)) - (columns - 1) * _GAP
+    room = max(2, width - cells(lead)) - (columns - 1) * _GAP
     natural = _natural(table, columns)
     widths = column_widths(natural, room)
     breaks_words = any(
-        cells < min(needed, _MIN_COLUMN) for cells, needed in zip(widths, natural, strict=True)
+        column < min(needed, _MIN_COLUMN) for column, needed in zip(widths, natural, strict=True)
     )
     if breaks_words or sum(widths) > room:
         yield from _stacked(table, width, lead)
@@ -43,36 +41,32 @@ def table_rows(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Ro
     for number, row in enumerate(table.rows):
         yield from _line(row, widths, table.aligns, lead)
         if number == 0:
-            rule = (" " * _GAP).join("─" * cells for cells in widths)
+            rule = (" " * _GAP).join("─" * column for column in widths)
             yield Row((*lead, Piece(rule, _RULE)), len(lead) + 1)
 
 
 def column_widths(natural: Sequence[int], room: int) -> list[int]:
     """Return the widths of columns: the natural ones if they fit, or else the widest shrink first."""
-    widths = [max(1, cells) for cells in natural]
+    widths = [max(1, width) for width in natural]
     while sum(widths) > room:
         widest = max(widths)
         if widest <= 3:
             break
-        second = max((cells for cells in widths if cells < widest), default=3)
+        second = max((width for width in widths if width < widest), default=3)
         count = widths.count(widest)
         over = sum(widths) - room
         step = max(1, min(widest - max(second, 3), -(-over // count)))
-        for index, cells in enumerate(widths):
-            if cells == widest and sum(widths) > room:
-                widths[index] = cells - min(step, sum(widths) - room)
+        for index, width in enumerate(widths):
+            if width == widest and sum(widths) > room:
+                widths[index] = width - min(step, sum(widths) - room)
     return widths
 
 
 def _natural(table: Table, columns: int) -> list[int]:
     return [
-        max((_cells(row[column]) for row in table.rows if column < len(row)), default=1)
+        max((cells(row[column]) for row in table.rows if column < len(row)), default=1)
         for column in range(columns)
     ]
-
-
-def _cells(line: Sequence[Piece]) -> int:
-    return sum(cell_len(piece.text) for piece in line)
 
 
 def _line(
@@ -81,15 +75,15 @@ def _line(
     # A row may have fewer cells than the table has columns.
     missing = len(widths) - len(row)
     filled_row: list[Line] = [*row, *([] for _ in range(missing))]
-    cells = [list(wrap(cell, room)) for cell, room in zip(filled_row, widths, strict=True)]
+    wrapped = [list(wrap(cell, room)) for cell, room in zip(filled_row, widths, strict=True)]
     last = len(widths) - 1
-    for index in range(max(len(cell) for cell in cells)):
+    for index in range(max(len(cell) for cell in wrapped)):
         pieces: list[Piece] = list(lead)
         for column, room in enumerate(widths):
             content: tuple[Piece, ...] = ()
-            if index < len(cells[column]):
-                content = cells[column][index].pieces
-            free = room - _cells(content)
+            if index < len(wrapped[column]):
+                content = wrapped[column][index].pieces
+            free = room - cells(content)
             align = "left"
             if column < len(aligns):
                 align = aligns[column]
@@ -125,6 +119,6 @@ def _stacked(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]
             yield Row((*lead, Piece("─" * 3, _RULE)), len(lead) + 1)
         for column, cell in enumerate(row):
             label: list[Piece] = []
-            if column < len(header) and _cells(header[column]):
+            if column < len(header) and cells(header[column]):
                 label = [*header[column], Piece(": ", _PLAIN)]
             yield from wrap([*label, *cell], width, lead)

@@ -16,6 +16,11 @@ from rich.cells import cell_len, split_graphemes
 from localchat.tui.transcript.markdown.rows import Piece, Row
 
 
+def cells(pieces: Iterable[Piece]) -> int:
+    """Return the width of pieces in cells."""
+    return sum(cell_len(piece.text) for piece in pieces)
+
+
 class WrappedLine(NamedTuple):
     """Characters `start` to `end` of a line as a row. `joint` is that of `Row`."""
 
@@ -42,7 +47,7 @@ def wrap(
     if later is None:
         later = first
     text = "".join(piece.text for piece in line)
-    room = max(2, width - sum(cell_len(piece.text) for piece in first))
+    room = max(2, width - cells(first))
     if len(text) <= room and _is_narrow(text):
         yield Row((*first, *line), len(first), None, ground)
         return
@@ -116,17 +121,17 @@ def _wide_breaks(text: str, width: int) -> Iterator[WrappedLine]:
     """Break by graphemes, also before and after a wide grapheme such as CJK or emoji."""
     spans, _ = split_graphemes(text)
     starts = [start for start, _, _ in spans] + [len(text)]
-    cells = [cells for _, _, cells in spans]
+    widths = [width for _, _, width in spans]
     if "\u200d" in text:  # Rich's two measures disagree on joiners without neighbours
-        cells = [max(count, cell_len(text[start:end])) for start, end, count in spans]
+        widths = [max(count, cell_len(text[start:end])) for start, end, count in spans]
     spaces = [text[start:end] == " " for start, end, _ in spans]
     first = 0
     count = len(spans)
     while True:
         end = first
         used = 0
-        while end < count and (used + cells[end] <= width or end == first):
-            used += cells[end]
+        while end < count and (used + widths[end] <= width or end == first):
+            used += widths[end]
             end += 1
         after = end
         while after < count and spaces[after]:
@@ -134,7 +139,7 @@ def _wide_breaks(text: str, width: int) -> Iterator[WrappedLine]:
         if after == count:  # only white space is left, if anything
             yield WrappedLine(starts[first], starts[end], None)
             return
-        stop = _break_before(end, first, cells, spaces)
+        stop = _break_before(end, first, widths, spaces)
         if stop is None:
             yield WrappedLine(starts[first], starts[end], "")
             first = end
@@ -149,10 +154,10 @@ def _wide_breaks(text: str, width: int) -> Iterator[WrappedLine]:
         first = after
 
 
-def _break_before(end: int, first: int, cells: list[int], spaces: list[bool]) -> int | None:
+def _break_before(end: int, first: int, widths: list[int], spaces: list[bool]) -> int | None:
     """Return the last grapheme before which the row may break. None if the row would be blank."""
     for stop in range(end, first, -1):
-        if spaces[stop] or spaces[stop - 1] or cells[stop] == 2 or cells[stop - 1] == 2:
+        if spaces[stop] or spaces[stop - 1] or widths[stop] == 2 or widths[stop - 1] == 2:
             if all(spaces[first:stop]):
                 return None
             return stop
