@@ -5,7 +5,7 @@ import time
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final
 
-from localchat.tui.transcript.markdown.inline import printable
+from localchat.tui.transcript.markdown.inline import add_text, printable
 from localchat.tui.transcript.markdown.rows import Look, Piece
 
 if TYPE_CHECKING:
@@ -124,33 +124,18 @@ def highlight_line(line: str, name: str) -> Line:
     Tokens of several lines, such as docstrings, get their colour when the fence closes.
     """
     if len(line) >= 2000:
-        return _plain(line)
+        return (Piece(printable(line), Look("code.text")),)
     highlighting = Highlighting(line, name)
     highlighting.advance(_FIRST_SLICE_S)
     return highlighting.lines()[0]
 
 
-def _plain(line: str) -> Line:
-    if line:
-        return (Piece(printable(line), Look("code.text")),)
-    return ()
-
-
 def _extend(lines: list[list[Piece]], text: str, look: Look) -> None:
     first, *later = text.split("\n")
-    _add(lines[-1], first, look)
+    add_text(lines[-1], first, look)
     for part in later:
         lines.append([])
-        _add(lines[-1], part, look)
-
-
-def _add(line: list[Piece], text: str, look: Look) -> None:
-    if not text:
-        return
-    if line and line[-1].look == look:
-        line[-1] = Piece(line[-1].text + printable(text), look)
-    else:
-        line.append(Piece(printable(text), look))
+        add_text(lines[-1], part, look)
 
 
 def load() -> None:

@@ -166,11 +166,5 @@ class _OpenFence:
         return self._rows + list(code_rows(part, "", width, ()))
 
     def _highlighted(self, line: str) -> code.Line:
-        bare = line[self._indent_of(line) :]
+        bare = self._indent.sub("", line, count=1)
         return code.highlight_line(bare, self._name)
-
-    def _indent_of(self, line: str) -> int:
-        match = self._indent.match(line)
-        if match:
-            return match.end()
-        return 0

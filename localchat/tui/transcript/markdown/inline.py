@@ -55,6 +55,17 @@ def printable(text: str) -> str:
     return sanitize_line(text.replace("\t", "    "))
 
 
+def add_text(line: list[Piece], text: str, look: Look) -> None:
+    """Add text to a line. Text of the same look extends the last piece."""
+    if not text:
+        return
+    text = printable(text)
+    if line and line[-1].look == look:
+        line[-1] = Piece(line[-1].text + text, look)
+    else:
+        line.append(Piece(text, look))
+
+
 class _Lines:
     """Collects lines of pieces from tokens; the current look is a stack."""
 
@@ -152,14 +163,7 @@ class _Lines:
             self._add(part, _linked(look, link))
 
     def _add(self, text: str, look: Look) -> None:
-        if not text:
-            return
-        line = self.lines[-1]
-        text = printable(text)
-        if line and line[-1].look == look:
-            line[-1] = Piece(line[-1].text + text, look)
-        else:
-            line.append(Piece(text, look))
+        add_text(self.lines[-1], text, look)
 
 
 def _linked(look: Look, link: str) -> Look:
