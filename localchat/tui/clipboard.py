@@ -35,24 +35,9 @@ def send(text: str, write: Callable[[str], None], environment: Mapping[str, str]
 
     By default tmux drops OSC 52 from programs, but copies its own buffer to the outer terminal.
     """
-    if environment.get("TMUX") and _to_tmux(text):
+    if environment.get("TMUX") and _output(_TMUX, text.encode("utf-8", "replace")) is not None:
         return
     write(osc_52(text))
-
-
-def _to_tmux(text: str) -> bool:
-    try:
-        done = subprocess.run(
-            _TMUX,
-            input=text.encode("utf-8", "replace"),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
 
 
 _PICTURE_TOOLS: Final = (
@@ -87,27 +72,28 @@ def clipboard_picture(environment: Mapping[str, str] = os.environ) -> Attachment
         if data := _output(command):
             return make_attachment(data, "clipboard.png")
     if sys.platform == "darwin":
-        digits = _output(_APPLE_SCRIPT).partition(b"PNGf")[2].partition("»".encode())[0]
+        output = _output(_APPLE_SCRIPT) or b""
+        digits = output.partition(b"PNGf")[2].partition("»".encode())[0]
         with suppress(ValueError):
             if data := bytes.fromhex(digits.decode("ascii", "replace")):
                 return make_attachment(data, "clipboard.png")
     return None
 
 
-def _output(command: Sequence[str]) -> bytes:
-    """Return the output of a clipboard tool, empty if it fails or is not installed."""
+def _output(command: Sequence[str], data: bytes = b"") -> bytes | None:
+    """Return what a clipboard tool prints for this input. None if it fails or is not installed."""
     try:
         done = subprocess.run(
             command,
-            stdin=subprocess.DEVNULL,
+            input=data,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return b""
-    return done.stdout if done.returncode == 0 else b""
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 class CopiedText(NamedTuple):

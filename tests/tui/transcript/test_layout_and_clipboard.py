@@ -112,7 +112,7 @@ def test_inside_tmux_its_buffer_is_used_and_osc_52_only_where_that_fails(
 
     def run(command: Any, *, input: bytes, **_: object) -> Any:  # noqa: A002
         asked.append((command, input))
-        return subprocess.CompletedProcess(command, len(asked) - 1)
+        return subprocess.CompletedProcess(command, len(asked) - 1, b"")
 
     monkeypatch.setattr(subprocess, "run", run)
     said: list[str] = []
