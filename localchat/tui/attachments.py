@@ -1,6 +1,8 @@
 """Long pastes and files in the composer, each shown as a short sign."""
 
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Collection, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -174,15 +176,14 @@ def question_of(node: Node) -> Question:
 
 def _sign_positions(
     text: str, attachments: Sequence[ComposerAttachment]
-) -> Iterator[tuple[int, ComposerAttachment]]:
+) -> list[tuple[int, ComposerAttachment]]:
     """Return the positions of all signs in order, also repeated ones."""
-    positions: list[tuple[int, ComposerAttachment]] = []
-    for attachment in attachments:
-        start = text.find(attachment.sign)
-        while start >= 0:
-            positions.append((start, attachment))
-            start = text.find(attachment.sign, start + len(attachment.sign))
-    return iter(sorted(positions, key=lambda position: position[0]))
+    positions = [
+        (match.start(), attachment)
+        for attachment in attachments
+        for match in re.finditer(re.escape(attachment.sign), text)
+    ]
+    return sorted(positions, key=itemgetter(0))
 
 
 def present(text: str, attachments: Sequence[ComposerAttachment]) -> tuple[ComposerAttachment, ...]:

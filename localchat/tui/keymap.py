@@ -26,24 +26,26 @@ class KeyBinding(NamedTuple):
 
 
 KEYS: Final = (
-    KeyBinding("composer.send", "enter", "send", "Send the message", "composer"),
+    KeyBinding("composer.send", "enter", "request('send')", "Send the message", "composer"),
     KeyBinding(
         "composer.newline",
         "ctrl+j,shift+enter,alt+enter,ctrl+enter,shift+\r",
-        "newline",
+        "request('newline')",
         "Begin a new line",
         "composer",
     ),
     KeyBinding(
         "composer.accept",
         "tab",
-        "accept",
+        "request('accept')",
         "Accept the completion, or go to the conversation",
         "composer",
     ),
     KeyBinding("composer.up", "up", "up", "Up; at the top: previous message", "composer"),
     KeyBinding("composer.down", "down", "down", "Down; at the bottom: next message", "composer"),
-    KeyBinding("composer.editor", "ctrl+g", "editor", "Write in your own editor", "composer"),
+    KeyBinding(
+        "composer.editor", "ctrl+g", "request('editor')", "Write in your own editor", "composer"
+    ),
     KeyBinding("composer.undo", "ctrl+underscore", "undo", "Undo in the input", "composer"),
     KeyBinding("chat.stop", "escape", "stop", "Stop the answer; close what is open", first=False),
     KeyBinding(

@@ -109,7 +109,7 @@ async def answered(app: ChatApp) -> None:
 
 def send(app: ChatApp, text: str) -> None:
     app.chat.composer.write(text)
-    app.chat.composer.editor.action_send()
+    app.chat.composer.editor.action_request("send")
 
 
 @pytest.mark.parametrize("rounds", MOMENTS)

@@ -456,7 +456,7 @@ class Composer(Vertical):
             self.editor.move_cursor((row, start[1] + len(text)))
         else:
             self.editor.delete(start, (row, column))
-            self._include(text[1:])
+            self._include([text[1:]])
         return True
 
     def _accept_command(self, command: str, *, sending: bool) -> bool:
@@ -480,15 +480,7 @@ class Composer(Vertical):
 
     def on_editor_media_dropped(self, event: Editor.MediaDropped) -> None:
         event.stop()
-        self._insert_media(event.paths)
-
-    @work(group="include")
-    async def _insert_media(self, paths: Sequence[Path]) -> None:
-        for path in paths:
-            try:
-                self.editor.insert_attachment(await self._attachment_of(str(path)))
-            except LocalchatError as problem:
-                self.post_message(self.Refused(problem))
+        self._include([str(path) for path in event.paths])
 
     def on_editor_picture_requested(self, event: Editor.PictureRequested) -> None:
         event.stop()
@@ -512,11 +504,12 @@ class Composer(Vertical):
             self.post_message(self.Refused(problem))
 
     @work(group="include")
-    async def _include(self, name: str) -> None:
-        try:
-            self.editor.insert_attachment(await self._attachment_of(name))
-        except LocalchatError as problem:
-            self.post_message(self.Refused(problem))
+    async def _include(self, names: Sequence[str]) -> None:
+        for name in names:
+            try:
+                self.editor.insert_attachment(await self._attachment_of(name))
+            except LocalchatError as problem:
+                self.post_message(self.Refused(problem))
 
     def _must_wait(self) -> bool:
         """Include the files that the message names. Return whether the message must not be sent yet."""

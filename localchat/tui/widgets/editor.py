@@ -81,17 +81,8 @@ class Editor(TextArea):
         else:
             self._on_action(event.action)
 
-    def action_send(self) -> None:
-        self.post_message(self.ActionRequested("send"))
-
-    def action_newline(self) -> None:
-        self.post_message(self.ActionRequested("newline"))
-
-    def action_accept(self) -> None:
-        self.post_message(self.ActionRequested("accept"))
-
-    def action_editor(self) -> None:
-        self.post_message(self.ActionRequested("editor"))
+    def action_request(self, action: str) -> None:
+        self.post_message(self.ActionRequested(action))
 
     def action_up(self) -> None:
         if self.completing or (self.cursor_at_first_line and self.selection.is_empty):
