@@ -120,9 +120,7 @@ class EngineStatus(msgspec.Struct):
                 self.prefill_samples.append(PrefillSample(event.done, elapsed_s))
             case Reasoning():
                 self.state = "thinking"
-            case Text():
-                self.state = "writing"
-            case ToolCall():
+            case Text() | ToolCall():
                 self.state = "writing"
             case MetricsSnapshot():
                 self._update_metrics(event)

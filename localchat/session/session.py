@@ -335,15 +335,12 @@ class ChatSession:
         self.show()
         await self.answer(node.id)
 
-    async def regenerate(self, id_: str | None = None) -> Outcome:
+    async def regenerate(self, question: Node | None = None) -> Outcome:
         """Answer a question again, by default the last one. The old answer stays as a branch.
 
         Raises UsageError if there is no question.
         """
-        if id_:
-            question: Node | None = self.conversation.nodes[id_]
-        else:
-            question = self.last_question()
+        question = question or self.last_question()
         if question is None:
             raise UsageError("there is no question to answer again")
         old_head = self.conversation.head

@@ -46,6 +46,7 @@ from localchat.tui.widgets.title_bar import TitleBar
 from localchat.tui.widgets.welcome import FETCH_PREFIX, Welcome, greeting
 
 if TYPE_CHECKING:
+    from localchat.chat.conversation import Node
     from localchat.session.command_runner import CommandRunner, OpenPart, Reply
     from localchat.tui.background_pull import BackgroundPull
     from localchat.tui.screens.models import ModelChoice
@@ -433,7 +434,7 @@ class ChatScreen(Screen[None]):
                 offline = self.session.setup.settings.offline
                 self.pulls.begin(reply.argument, offline=offline)
             case "edit":
-                self._edit(None)
+                self._edit(self.session.last_question())
 
     def _open_models(self) -> None:
         from localchat.history.used_models import used_models
@@ -797,32 +798,20 @@ class ChatScreen(Screen[None]):
         self.copy(*self.focused_message.next_code())
 
     def action_edit_marked(self) -> None:
-        question = self.focused_message.question
-        if question:
-            self._edit(question.id)
-        else:
-            self._edit(None)
+        self._edit(self.focused_message.question or self.session.last_question())
 
     def action_regenerate_marked(self) -> None:
         if self.session.busy:
             self._hint_busy()
             return
-        question = self.focused_message.question
-        if question:
-            self.start_work(self.session.regenerate(question.id))
-        else:
-            self.start_work(self.session.regenerate())
+        self.start_work(self.session.regenerate(self.focused_message.question))
 
-    def _edit(self, id_: str | None) -> None:
-        """Put a sent message into the composer, by default the last question."""
-        if id_:
-            node = self.session.conversation.nodes.get(id_)
-        else:
-            node = self.session.last_question()
-        if node is None:
+    def _edit(self, question: "Node | None") -> None:
+        """Put a sent message into the composer."""
+        if question is None:
             self.hint("there is no question to change")
             return
-        self._edited.begin(node, self.composer)
+        self._edited.begin(question, self.composer)
         self._update_banner()
 
     def leave_editing(self) -> bool:
