@@ -3,7 +3,8 @@
 import asyncio
 import ctypes
 import sys
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from localchat.server.errors import unavailable
@@ -23,9 +24,14 @@ class BodyBudget:
         """Bytes reserved now."""
         self._trim_timer: asyncio.TimerHandle | None = None
 
-    def reservation(self) -> "BodyReservation":
-        """Return the reservation of one body. The end of its `with` block returns the bytes."""
-        return BodyReservation(self)
+    @contextmanager
+    def reservation(self) -> Iterator["BodyReservation"]:
+        """Yield the reservation of one body. The end of the `with` block returns its bytes."""
+        reservation = BodyReservation(self)
+        try:
+            yield reservation
+        finally:
+            self.give_back(reservation.taken_bytes)
 
     def take(self, size_bytes: int) -> None:
         """Reserve bytes. Raises ApiError (503) if the bodies in flight use up the budget."""
@@ -53,25 +59,13 @@ class BodyReservation:
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
-        self._taken_bytes = 0
+        self.taken_bytes = 0
 
     def resize(self, size_bytes: int) -> None:
         """Reserve the bytes that a body of this size needs. Raises ApiError (503)."""
         needed_bytes = max(0, size_bytes - FREE_BYTES)
-        self._budget.take(needed_bytes - self._taken_bytes)
-        self._taken_bytes = needed_bytes
-
-    def __enter__(self) -> "BodyReservation":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._budget.give_back(self._taken_bytes)
-        self._taken_bytes = 0
+        self._budget.take(needed_bytes - self.taken_bytes)
+        self.taken_bytes = needed_bytes
 
 
 def return_free_memory() -> None:
