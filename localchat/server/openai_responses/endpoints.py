@@ -238,7 +238,7 @@ class ResponsesFormatter:
 
     def _opened(self, block: ContentBlock) -> bytes:
         id_ = self._item_ids[block.index] = self._response.item_id(block)
-        item = self._response.empty_item(id_, block)
+        item = self._response.item(id_, block, is_open=True)
         index = self._output_index(block)
         added = self._event("response.output_item.added", output_index=index, item=item)
         match block.kind:

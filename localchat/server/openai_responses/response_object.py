@@ -72,14 +72,6 @@ class ResponseObject:
             "usage": _usage(usage) if usage else None,
         }
 
-    def empty_item(self, id_: str, block: ContentBlock) -> Json:
-        """Return the item of a block that was just opened."""
-        return self._item(id_, block, "in_progress")
-
-    def item(self, id_: str, block: ContentBlock) -> Json:
-        """Return the item of a closed block."""
-        return self._item(id_, block, "completed" if block.complete else "incomplete")
-
     def tool_name(self, block: ContentBlock) -> ToolName:
         """Return the client's name of the tool that a call names."""
         return self.tool_names.get(block.name, ToolName(block.name))
@@ -97,15 +89,18 @@ class ResponseObject:
             prefix = "mcp_"
         return new_id(prefix)
 
-    def _item(self, id_: str, block: ContentBlock, status: Status) -> Json:
-        is_empty = status == "in_progress"
+    def item(self, id_: str, block: ContentBlock, *, is_open: bool = False) -> Json:
+        """Return the item of a closed block, or the empty one of a block that was just opened."""
+        status: Status = "completed" if block.complete else "incomplete"
+        if is_open:
+            status = "in_progress"
         match block.kind:
             case "text":
-                content = [] if is_empty else [text_part(block)]
+                content = [] if is_open else [text_part(block)]
                 item: Json = {"type": "message", "status": status, "role": "assistant"}
                 item["content"] = content
             case "reasoning":
-                summary = [] if is_empty else [summary_part(block.text)]
+                summary = [] if is_open else [summary_part(block.text)]
                 item = {"type": "reasoning", "summary": summary}
             case "call" if (name := self.mcp_name(block)) is not None:
                 item = self._mcp_item(block, name, status)
