@@ -31,13 +31,7 @@ from localchat.server.errors import ApiError, bad_request, missing_field
 _BILLING_HEADER: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 """First line of Claude Code's system prompt. It changes with every request, means nothing to a model and would
 invalidate the whole prefix cache."""
-_EFFORTS: Final = {
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "xhigh",
-    "max": "xhigh",
-}
+_EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _ERROR_PREFIX: Final = "Error: "
 """Start of the result of a tool that failed: chat templates cannot express the failure."""
 
@@ -307,5 +301,5 @@ def _template_options(body: CountTokensBody) -> dict[str, Any]:
                 f"output_config.effort: {effort[:50]!r} is unknown; the choices are {', '.join(_EFFORTS)}.",
                 param="output_config.effort",
             )
-        options["reasoning_effort"] = _EFFORTS[effort]
+        options["reasoning_effort"] = "xhigh" if effort == "max" else effort
     return options
