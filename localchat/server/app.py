@@ -13,8 +13,7 @@ from localchat.server.embeddings import embeddings
 from localchat.server.errors import ApiError, exception_handlers
 from localchat.server.health import health, metrics, props, root, slots
 from localchat.server.leases import AsyncEnginePool
-from localchat.server.llamacpp.adapters import adapters
-from localchat.server.llamacpp.endpoints import completion, infill
+from localchat.server.llamacpp.endpoints import adapters, completion, infill
 from localchat.server.middleware.access_log import AccessLogMiddleware
 from localchat.server.middleware.security import SecurityMiddleware
 from localchat.server.ollama import answers as ollama

@@ -1,4 +1,4 @@
-"""POST /infill and /completion: llama.cpp's own routes, which some editors require.
+"""POST /infill and /completion, GET /lora-adapters: llama.cpp's own routes, which some editors require.
 
 Responses are compact JSON in one line, and `content` is always a string: editors search for the bytes
 `"content":"` before they parse anything.
@@ -11,12 +11,14 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest
 from localchat.server.chat.content_blocks import CollectedAnswer
 from localchat.server.errors import ApiError, openai_error
+from localchat.server.formatters import json_response
 from localchat.server.generation import (
     ChoiceEnd,
     Generation,
@@ -53,6 +55,17 @@ async def completion(request: Request) -> ASGIApp:
     body = await read_json(request, NativeBody, config.limits)
     prompt = completion_request(body, config.limits, client_of(request))
     return GenerationResponse(request, NativeEndpoint(body, [prompt]))
+
+
+async def adapters(request: Request) -> Response:
+    """List the adapters of the server's own model, or of the one that `?model=` names. Loads the model."""
+    service = service_of(request)
+    async with await service.lease(request.query_params.get("model"), request) as lease:
+        listed = [
+            {"id": number, "path": adapter.path, "scale": adapter.scale}
+            for number, adapter in enumerate(lease.info.lora)
+        ]
+    return json_response(listed)
 
 
 @dataclass(frozen=True, slots=True)
