@@ -1,6 +1,7 @@
 """AnswerFormatter, the interface that writes an answer in a protocol, and parts that formatters share."""
 
 import secrets
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import msgspec
@@ -43,6 +44,11 @@ class AnswerFormatter(Protocol):
 def new_id(prefix: str) -> str:
     """Return a random id with this prefix."""
     return f"{prefix}{secrets.token_hex(12)}"
+
+
+def utc_time(seconds: float) -> str:
+    """Return a time of the Unix clock as text, such as `2026-01-31T12:00:00Z`."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def json_response(value: Any) -> Response:  # noqa: ANN401 - any JSON

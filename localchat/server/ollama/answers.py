@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import msgspec
@@ -33,7 +32,7 @@ from localchat.server.chat.messages import decode_arguments
 from localchat.server.chat.request import ChatRequest, engine_request
 from localchat.server.embeddings import checked_texts, embed
 from localchat.server.errors import ApiError, missing_field
-from localchat.server.formatters import json_response
+from localchat.server.formatters import json_response, utc_time
 from localchat.server.generation import ChoiceEnd, Generation, GenerationSpec, OutputEvent
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
@@ -151,7 +150,7 @@ async def _load(
     response = json_response(
         {
             "model": body.model,
-            "created_at": _now(),
+            "created_at": utc_time(time.time()),
             **piece(AnswerPiece()),
             "done": True,
             "done_reason": "unload" if keep_s == 0 else "load",
@@ -276,7 +275,7 @@ class OllamaFormatter:
         return _line(
             {
                 "model": self._model,
-                "created_at": _now(),
+                "created_at": utc_time(time.time()),
                 **self._piece(piece),
                 "done": False,
                 **self._logprobs(logprobs),
@@ -293,7 +292,7 @@ class OllamaFormatter:
     ) -> Json:
         return {
             "model": self._model,
-            "created_at": _now(),
+            "created_at": utc_time(time.time()),
             **self._piece(piece),
             "done": True,
             "done_reason": "length" if end and end.reason == "length" else "stop",
@@ -340,7 +339,3 @@ def _line(value: Json) -> bytes:
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

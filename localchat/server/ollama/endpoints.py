@@ -15,7 +15,7 @@ from starlette.responses import Response
 from localchat.engine.interface import EngineInfo
 from localchat.pool.resolver import ModelCard
 from localchat.server.errors import ApiError, missing_field, model_not_found
-from localchat.server.formatters import json_response
+from localchat.server.formatters import json_response, utc_time
 from localchat.server.request_body import read_json
 from localchat.server.state import Service, service_of
 
@@ -69,7 +69,7 @@ async def show(request: Request) -> Response:
             "details": _details(card),
             "model_info": info,
             "capabilities": _capabilities(card),
-            "modified_at": _time(card.created),
+            "modified_at": utc_time(card.created),
         }
     )
 
@@ -113,7 +113,7 @@ def _listed(card: ModelCard) -> dict[str, Any]:
     return {
         "name": card.name,
         "model": card.name,
-        "modified_at": _time(card.created),
+        "modified_at": utc_time(card.created),
         "size": card.size_bytes,
         "digest": _digest(card),
         "details": _details(card),
@@ -194,7 +194,3 @@ def _digest(card: ModelCard) -> str:
     """Return a digest of name, size and date. Hashing the file would take too long."""
     identity = f"{card.name}\0{card.size_bytes}\0{card.created}"
     return hashlib.sha256(identity.encode()).hexdigest()
-
-
-def _time(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

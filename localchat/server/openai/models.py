@@ -1,6 +1,5 @@
 """GET /v1/models and /v1/models/{id}: models that a request may name, with their usable context."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -8,7 +7,7 @@ from starlette.responses import Response
 
 from localchat.pool.resolver import ModelCard
 from localchat.server.errors import model_not_found
-from localchat.server.formatters import json_response
+from localchat.server.formatters import json_response, utc_time
 from localchat.server.paths import is_anthropic
 from localchat.server.state import service_of
 
@@ -36,8 +35,7 @@ async def model(request: Request) -> Response:
 def _entry(card: ModelCard, request: Request) -> dict[str, Any]:
     entry = _openai_entry(card)
     if is_anthropic(request.scope):
-        created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
-        entry |= {"type": "model", "display_name": card.name, "created_at": created}
+        entry |= {"type": "model", "display_name": card.name, "created_at": utc_time(card.created)}
         entry |= {"lifecycle": "active", "max_input_tokens": entry.get("context_length")}
     return entry
 
