@@ -150,7 +150,8 @@ def assess(
     plan = backend.plan(subject.model, options, machine)
     available = backend.available()
     if not available.ok and not plan.missing:
-        plan = _unavailable(plan, available.reason, available.hint)
+        advice = (available.hint,) if available.hint else ()
+        plan = replace(plan, fits=False, missing=available.reason, advice=advice)
     total, others = _memory(plan, machine)
     threads = options.threads or machine.cores
     expected = None
@@ -166,10 +167,6 @@ def assess(
         others_bytes=others,
         expected_speed=expected,
     )
-
-
-def _unavailable(plan: MemoryPlan, reason: str, hint: str) -> MemoryPlan:
-    return replace(plan, fits=False, missing=reason, advice=(hint,) if hint else ())
 
 
 def _alternatives(subject: Subject, chosen: BackendChoice, plan: MemoryPlan) -> tuple[str, ...]:

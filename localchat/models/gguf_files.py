@@ -13,7 +13,7 @@ MAX_FILES = 20_000
 """Files visited in one folder tree. Stops the walk of a home folder that was named by mistake."""
 _MAX_DEPTH = 6
 _MAX_PARTS = 1024
-_PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})$")
+PART_NUMBER = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})$")
 _NO_MODELS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 
@@ -41,14 +41,14 @@ def gguf_files(folder: Path, max_depth: int = _MAX_DEPTH) -> Iterator[Path]:
 def _is_model(path: Path) -> bool:
     if path.suffix.lower() != ".gguf" or path.name[:1] == "." or _NO_MODELS.search(path.name):
         return False
-    part = _PART.search(path.stem)
+    part = PART_NUMBER.search(path.stem)
     is_first = part is None or int(part["number"]) == 1
     return is_first and os.path.isfile(path)  # noqa: PTH113  never raises
 
 
 def split_parts(path: Path) -> tuple[Path, ...]:
     """Return all files of a model by the name of its first part."""
-    match = _PART.search(path.stem)
+    match = PART_NUMBER.search(path.stem)
     if match is None or int(match["count"]) > _MAX_PARTS:
         return (path,)
     stem = path.stem[: match.start()]
@@ -66,7 +66,7 @@ def plain_stem(path: Path) -> str:
 
 def without_part_number(stem: str) -> str:
     """Return `model` for `model-00001-of-00002`."""
-    return _PART.sub("", stem)
+    return PART_NUMBER.sub("", stem)
 
 
 def relative_name(path: Path, folder: Path) -> str:

@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
 from localchat.errors import ModelInvalid, ModelMissing, UsageError
+from localchat.models.gguf_files import PART_NUMBER
 from localchat.models.hub.manifest import Format
 
 DEFAULT_QUANTIZATION: Final = "Q4_K_M"
@@ -19,7 +20,6 @@ _GGUF: Final = re.compile(
 _SAFETENSORS: Final = re.compile(
     r"(?<![A-Za-z])(AWQ|GPTQ|NVFP4|MXFP8|FP8|BF16)(?![A-Za-z])", re.IGNORECASE
 )
-_PART: Final = re.compile(r"-(\d{5})-of-(\d{5})$")
 _ACCESSORY: Final = re.compile(r"mmproj|imatrix|(^|/)mtp[-/]|dflash|eagle-?3", re.IGNORECASE)
 """Files that are not models. A head that only drafts is called `mtp-NAME.gguf` and has the quantization of its
 model. A model whose name mentions such a head later is complete."""
@@ -81,9 +81,9 @@ def gguf_variants(paths: Iterable[str]) -> list[Variant]:
         pure = PurePosixPath(path)
         if pure.suffix.lower() != ".gguf" or _ACCESSORY.search(path):
             continue
-        part = _PART.search(pure.stem)
+        part = PART_NUMBER.search(pure.stem)
         stem = str(pure.with_name(pure.stem[: part.start()] if part else pure.stem))
-        number, count = (int(part[1]), int(part[2])) if part else (1, 1)
+        number, count = (int(part["number"]), int(part["count"])) if part else (1, 1)
         groups.setdefault(stem, {})[number] = path
         counts.setdefault(stem, set()).add(count)
     return [_variant(stem, parts, counts[stem]) for stem, parts in groups.items()]

@@ -218,11 +218,6 @@ def _read_llama_cpp(folder: Path) -> Iterator[ExternalModel]:
         yield ExternalModel(LLAMA_CPP, name, name, path)
 
 
-def _no_folders(environ: Mapping[str, str], root: Path) -> Iterator[Path]:
-    """Yield nothing: discovery adds the folders of the user's aliases."""
-    yield from ()
-
-
 def _read_folder(folder: Path) -> Iterator[ExternalModel]:
     """Yield the models of a folder that the user named."""
     for path in gguf_files(folder):
@@ -235,7 +230,8 @@ STORES: Final = (
     Store("lmstudio", LM_STUDIO, _studio_folders, _read_studio),
     Store("hf", HUGGING_FACE, _hub_folders, _read_hub),
     Store("llamacpp", LLAMA_CPP, _llama_cpp_folders, _read_llama_cpp),
-    Store("folder", FOLDER, _no_folders, _read_folder),
+    # Discovery adds the folders of the user's aliases.
+    Store("folder", FOLDER, lambda environ, root: iter(()), _read_folder),
 )
 PREFIXES: Final[Mapping[str, str]] = {store.prefix: store.name for store in STORES}
 """Names of the stores by the first part of their models' names."""
