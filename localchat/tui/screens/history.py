@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import work
 from textual.binding import BindingType
 from textual.content import Content
-from textual.widgets import Input
 
 from localchat.errors import LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
@@ -68,7 +67,7 @@ class HistoryScreen(ListDialog[tuple[str, str | None, str]]):
         except LocalchatError:
             return  # the chat says what is wrong
         if was_behind and self.is_open:
-            self.fill(self.query_one("#filter", Input).value)
+            self.fill(self.filter_input.value)
 
     def fill(self, text: str) -> None:
         if self._renaming is not None:
@@ -109,7 +108,7 @@ class HistoryScreen(ListDialog[tuple[str, str | None, str]]):
         at_end = self.marked in enabled[-max(1, delta) :]
         if delta > 0 and at_end and self._has_more and self._renaming is None:
             self._limit += _MAX_SHOWN
-            self._fill(self.query_one("#filter", Input).value)
+            self._fill(self.filter_input.value)
         super().action_step(delta)
 
     def about(self, id_: str) -> str:
@@ -124,27 +123,28 @@ class HistoryScreen(ListDialog[tuple[str, str | None, str]]):
 
     def entry_chosen(self, id_: str) -> None:
         if self._renaming is None:
-            text = self.query_one("#filter", Input).value
-            self.dismiss((id_, self._matches.get(id_), text))
+            self.dismiss((id_, self._matches.get(id_), self.filter_input.value))
             return
-        renamed = self._renaming
-        self._renaming = None
-        field = self.query_one("#filter", Input)
         try:
-            self._on_rename(renamed, self._history.rename(renamed, field.value))
+            title = self._history.rename(self._renaming, self.filter_input.value)
+            self._on_rename(self._renaming, title)
         except LocalchatError as problem:
             self.show_about(str(problem))
-        field.placeholder = self.FILTER_TEXT
-        field.value = ""
+        self._show_all()
+
+    def _show_all(self) -> None:
+        """Return from a title to the list."""
+        self._renaming = None
+        self.filter_input.value = ""
         self._fill("")
 
     def action_rename(self) -> None:
         if self.marked is None:
             return
         self._renaming = self.marked
-        field = self.query_one("#filter", Input)
-        field.value = self._summaries[self.marked].title
-        field.cursor_position = len(field.value)
+        title = self._summaries[self.marked].title
+        self.filter_input.value = title
+        self.filter_input.cursor_position = len(title)
         self.show_about("Enter renames, Esc keeps the old title")
 
     def action_delete(self) -> None:
@@ -154,11 +154,11 @@ class HistoryScreen(ListDialog[tuple[str, str | None, str]]):
         try:
             self._history.delete(summary.id)
         except LocalchatError as problem:  # another program deleted it
-            self._fill(self.query_one("#filter", Input).value)
+            self._fill(self.filter_input.value)
             self.show_about(str(problem))
             return
         self._deleted.append(summary)
-        self._fill(self.query_one("#filter", Input).value)
+        self._fill(self.filter_input.value)
         self.show_about(f"Deleted {sanitize_line(summary.title)}, Ctrl+Z to restore")
 
     def action_undo(self) -> None:
@@ -175,16 +175,14 @@ class HistoryScreen(ListDialog[tuple[str, str | None, str]]):
         except LocalchatError as problem:
             self.show_about(str(problem))
             return
-        self._fill(self.query_one("#filter", Input).value)
+        self._fill(self.filter_input.value)
         self.show_about(f"Restored {sanitize_line(summary.title)}")
 
     def action_leave(self) -> None:
         if self._renaming is not None:
-            self._renaming = None
-            self.query_one("#filter", Input).value = ""
-            self._fill("")
-            return
-        self.dismiss(None)
+            self._show_all()
+        else:
+            self.dismiss(None)
 
 
 def _in_days(

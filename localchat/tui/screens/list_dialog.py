@@ -92,6 +92,10 @@ class ListDialog(ModalScreen[R], Generic[R]):
     def entries(self) -> OptionList:
         return self.query_one("#entries", OptionList)
 
+    @property
+    def filter_input(self) -> Input:
+        return self.query_one("#filter", Input)
+
     def fill(self, text: str) -> None:
         """Show the entries that match a filter."""
         raise NotImplementedError

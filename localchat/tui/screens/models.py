@@ -10,7 +10,6 @@ from textual import work
 from textual.binding import BindingType
 from textual.content import Content
 from textual.css.query import NoMatches
-from textual.widgets import Input
 
 from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize_line
@@ -251,7 +250,7 @@ class ModelScreen(ListDialog[ModelChoice]):
             return
         self._models = {entry.name: entry for entry in entries}
         with suppress(NoMatches):  # the screen may close meanwhile
-            self.fill(typed := self.query_one("#filter", Input).value)
+            self.fill(typed := self.filter_input.value)
             if self._entered_early:
                 self.text_entered(typed)
             self._room = room = await asyncio.to_thread(_room_bytes)

@@ -4,7 +4,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from textual.content import Content
-from textual.widgets import Input
 
 from localchat.config.parameters import PARAMETERS
 from localchat.config.settings import Given, convert
@@ -48,11 +47,11 @@ class SettingList(ListDialog[dict[str, str | None]]):
 
     def width_changed(self) -> None:
         if self._key is None:
-            self.fill(self.query_one("#filter", Input).value)
+            self.fill(self.filter_input.value)
 
     def entry_chosen(self, id_: str) -> None:
         self._key = id_
-        field = self.query_one("#filter", Input)
+        field = self.filter_input
         field.placeholder = f"{LABELS[id_].text}: {PARAMETERS[id_].valid}"
         field.value = ""
         field.focus()
@@ -86,7 +85,7 @@ class SettingList(ListDialog[dict[str, str | None]]):
     def leave_key(self) -> None:
         """Go back to the list."""
         self._key = None
-        field = self.query_one("#filter", Input)
+        field = self.filter_input
         field.placeholder = self.FILTER_TEXT
         field.value = ""
         self.fill("")
