@@ -19,6 +19,7 @@ from localchat.cli.chat.conversation_options import ID_DIGITS, open_to_record
 from localchat.cli.chat.json_report import context_line
 from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
 from localchat.cli.chat.session_context import session_context
+from localchat.cli.chat.terminal_consent import TerminalConsent, open_consent
 from localchat.cli.resolve import Setup, model_label, opened_engine, remember
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
@@ -69,7 +70,6 @@ from localchat.session.session import ChatSession
 from localchat.units import counted
 
 if TYPE_CHECKING:
-    from localchat.cli.chat.terminal_consent import TerminalConsent
     from localchat.tools.tool import Effect
 
 _T = TypeVar("_T")
@@ -109,11 +109,7 @@ def chat(
         if not first and not conversation.nodes:
             _greet(setup)
         with deferred():
-            consent = None
-            if setup.terminal.stderr_is_terminal:
-                from localchat.cli.chat.terminal_consent import open_consent
-
-                consent = open_consent(setup.terminal)
+            consent = open_consent(setup.terminal)
             repl = Repl(setup, engine, history, conversation, consent=consent, allowed=allowed)
             try:
                 return repl.run(read, first)
@@ -177,13 +173,8 @@ class TerminalView:
                 self._terminal.notify(fold.label)
         elif isinstance(block, ToolCallBlock) and block.run is not None:
             self._show_call(block, block.run)
-        elif isinstance(block, NoticeBlock):
-            self._show_notice(block)
-
-    def _show_notice(self, notice: NoticeBlock) -> None:
-        """Print a warning, such as that of a tool server that did not start."""
-        if notice.kind == "warning" and not notice.offers:
-            self._terminal.warn(notice.text)
+        elif isinstance(block, NoticeBlock) and block.kind == "warning" and not block.offers:
+            self._terminal.warn(block.text)  # such as: a tool server did not start
 
     def _show_call(self, block: ToolCallBlock, run: ToolRun) -> None:
         """Print a call once it has ended, on one line. Until then it is the progress line."""
@@ -240,7 +231,7 @@ class Repl:
         conversation: Conversation,
         *,
         print_text: bool = True,
-        consent: "TerminalConsent | None" = None,
+        consent: TerminalConsent | None = None,
         allowed: "frozenset[Effect]" = frozenset(),
     ) -> None:
         """`consent` asks about tool calls, except those whose effects are `allowed`."""
