@@ -44,8 +44,7 @@ class AnswerRecord:
     def _record(self) -> None:
         if not self._wait_for_acceptance():
             return
-        enabled = self._setup.settings.history
-        history = open_to_record(self._setup.paths, self._setup.terminal, enabled=enabled)
+        history = open_to_record(self._setup)
         if history is None:
             return
         self._recorder.attach(history)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from localchat.chat.conversation import Conversation
-    from localchat.cli.streams import Terminal
+    from localchat.cli.resolve import Setup
     from localchat.history.store import History
 
 HISTORY_FILE = "history.sqlite3"
@@ -74,15 +74,22 @@ def complete(ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
     return []
 
 
-def open_to_record(paths: Paths, terminal: "Terminal", *, enabled: bool) -> "History | None":
+def open_to_record(setup: "Setup") -> "History | None":
     """Open the history to write. None if it is off, or unusable, which only shows a notice."""
-    if not enabled:
+    if not setup.settings.history:
         return None
     try:
-        history = open_history(paths)
+        history = open_history(setup.paths)
     except HistoryUnusable as problem:
-        terminal.notify(f"this conversation is not saved: {problem.message}")
+        setup.terminal.notify(f"this conversation is not saved: {problem.message}")
         return None
     if history.notice:
-        terminal.print_line(f"localchat: {history.notice}")
+        setup.terminal.print_line(f"localchat: {history.notice}")
     return history
+
+
+def open_for_session(setup: "Setup") -> "History":
+    """Open the history of a session: one in memory if none can be recorded."""
+    from localchat.history.store import History
+
+    return open_to_record(setup) or History.open(None)

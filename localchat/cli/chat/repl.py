@@ -15,7 +15,7 @@ from localchat.chat.answer_end import end_advice, end_sentence
 from localchat.chat.conversation import NO_QUESTION, Conversation, Node, Question, ToolRun
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
-from localchat.cli.chat.conversation_options import ID_DIGITS, open_to_record
+from localchat.cli.chat.conversation_options import ID_DIGITS, open_for_session
 from localchat.cli.chat.json_report import context_line
 from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
 from localchat.cli.chat.session_context import session_context
@@ -102,10 +102,7 @@ def chat(
     `read` returns the next message, or None at the end, and raises KeyboardInterrupt. `first` is an optional
     first message, with the files that it includes. `allowed`: effects of tools that need no question.
     """
-    history = open_to_record(setup.paths, setup.terminal, enabled=setup.settings.history)
-    if history is None:
-        history = History.open(None)
-    with history, opened_engine(setup) as engine:
+    with open_for_session(setup) as history, opened_engine(setup) as engine:
         if not first and not conversation.nodes:
             _greet(setup)
         with deferred():

@@ -7,7 +7,7 @@ import msgspec
 from localchat import gc_control
 from localchat.chat.conversation import Conversation, Question
 from localchat.cli.chat.ask_options import AskOptions
-from localchat.cli.chat.conversation_options import open_to_record
+from localchat.cli.chat.conversation_options import open_for_session
 from localchat.cli.chat.one_shot import OneShot, with_documents
 from localchat.cli.chat.render_answer import ReceivedAnswer
 from localchat.cli.chat.repl import Repl
@@ -17,7 +17,6 @@ from localchat.cli.signals import deferred, terminate_gracefully
 from localchat.config.settings_file import read_settings
 from localchat.engine.events import Finished
 from localchat.errors import UsageError
-from localchat.history.store import History
 from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.outcome import Outcome
 from localchat.session.view import HiddenView
@@ -46,10 +45,7 @@ def answer_with_tools(
             "tools need your consent, and there is no terminal to ask on",
             hint="--yes allows the calls that only read; --tools off turns tools off",
         )
-    history = open_to_record(setup.paths, setup.terminal, enabled=setup.settings.history)
-    if history is None:
-        history = History.open(None)
-    with history, terminate_gracefully(), opened_engine(setup) as engine:
+    with open_for_session(setup) as history, terminate_gracefully(), opened_engine(setup) as engine:
         gc_control.resume_gc()
         with deferred():
             question = with_documents(setup, conversation, mentioned, words, prompt, engine)

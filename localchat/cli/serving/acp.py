@@ -4,6 +4,7 @@ import logging
 import os
 import stat
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -40,11 +41,10 @@ def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
     from localchat import gc_control
     from localchat.acp.agent import LocalchatAgent
     from localchat.acp.messages import MAX_LINE_BYTES, MessageStream
-    from localchat.cli.chat.conversation_options import open_to_record
+    from localchat.cli.chat.conversation_options import open_for_session
     from localchat.cli.chat.session_context import session_context
     from localchat.cli.resolve import resolve_setup
     from localchat.cli.signals import terminate_gracefully
-    from localchat.history.store import History
     from localchat.session.engine_holder import EngineHolder
 
     for stream in (sys.stdin, sys.stdout):
@@ -57,10 +57,6 @@ def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
     if sys.stdin.isatty():
         terminal.notify("an editor starts this command; Ctrl+D ends it")
 
-    def open_history() -> History:
-        history = open_to_record(setup.paths, terminal, enabled=setup.settings.history)
-        return history or History.open(None)
-
     allowed: frozenset[Effect] = frozenset({"read"} if yes else ())
     context, model_setup = session_context(setup)
 
@@ -68,6 +64,7 @@ def command(ctx: click.Context, /, yes: bool, **_: object) -> None:
         engines = EngineHolder()
         engines.listen(terminal.notify)
         engines.open(model_setup.open_engine)
+        open_history = partial(open_for_session, setup)
         agent = LocalchatAgent(context, model_setup, engines, open_history, allowed=allowed)
         try:
             reader, writer = await stdio_streams(limit=MAX_LINE_BYTES)
