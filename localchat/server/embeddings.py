@@ -34,7 +34,7 @@ async def embeddings(request: Request) -> Response:
     """
     service = service_of(request)
     limits = service.config.limits
-    body = await read_json(request, EmbeddingsBody, limits)
+    body = await read_json(request, EmbeddingsBody)
     texts = checked_texts(body.input, limits)
     if not all(texts):
         raise bad_request("The input contains an empty string.", param="input")

@@ -40,9 +40,7 @@ _WINDOW_LOG: Final = 23
 """Largest zstd window: 8 MiB, which every decoder must support."""
 
 
-async def read_json(
-    request: Request, kind: type[T], limits: ServerLimits, *, with_media: bool = False
-) -> T:
+async def read_json(request: Request, kind: type[T], *, with_media: bool = False) -> T:
     """Read a body as JSON of this type, and note the fields that are ignored.
 
     with_media: allow the size of pictures and recordings. `check_text_size` then bounds the text.
@@ -50,6 +48,7 @@ async def read_json(
     Raises ApiError; ClientDisconnect if the client disconnects.
     """
     budget: BodyBudget = request.app.state.bodies
+    limits: ServerLimits = request.app.state.service.config.limits
     if with_media:
         max_bytes = limits.media_body_bytes
         limits = replace(limits, body_bytes=max_bytes, unpacked_bytes=max_bytes)

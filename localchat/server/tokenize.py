@@ -28,7 +28,7 @@ async def tokenize(request: Request) -> Response:
     """Tokenize a text, or a conversation as the model will see it."""
     service = service_of(request)
     limits = service.config.limits
-    body = await read_json(request, TokenizeBody, limits, with_media=True)
+    body = await read_json(request, TokenizeBody, with_media=True)
     messages = None
     if body.messages is not None:
         chat = await translate(request, lambda media: as_conversation(body, media))
@@ -107,7 +107,7 @@ async def tokenizer_info(request: Request) -> Response:
 async def chat_input_tokens(request: Request) -> Response:
     """Count the prompt tokens of a chat."""
     limits = service_of(request).config.limits
-    body = await read_json(request, ChatBody, limits, with_media=True)
+    body = await read_json(request, ChatBody, with_media=True)
     chat = await translate(request, lambda media: as_chat(body, media))
     return await _input_tokens(request, chat, conversation(chat, limits))
 
@@ -116,7 +116,7 @@ async def responses_input_tokens(request: Request) -> Response:
     """Count the prompt tokens of a response."""
     service = service_of(request)
     limits = service.config.limits
-    body = await read_json(request, ResponsesBody, limits, with_media=True)
+    body = await read_json(request, ResponsesBody, with_media=True)
     translated = await translate(request, lambda media: responses_as_chat(body, media))
     check_mcp_tools(translated.mcp, service.mcp.names)
     prompt = conversation(translated.chat, limits)
@@ -133,8 +133,7 @@ async def _input_tokens(request: Request, chat: ChatRequest, prompt: Messages) -
 
 async def detokenize(request: Request) -> Response:
     service = service_of(request)
-    limits = service.config.limits
-    body = await read_json(request, DetokenizeBody, limits)
+    body = await read_json(request, DetokenizeBody)
     if any(not 0 <= token < 1 << 31 for token in body.tokens):
         raise bad_request(
             "The field 'tokens' contains numbers that are not token ids.", param="tokens"
@@ -148,7 +147,7 @@ async def apply_template(request: Request) -> Response:
     """Render a conversation with the model's template."""
     service = service_of(request)
     limits = service.config.limits
-    body = await read_json(request, TemplateBody, limits, with_media=True)
+    body = await read_json(request, TemplateBody, with_media=True)
     chat = await translate(request, lambda media: as_conversation(body, media))
     messages = conversation(chat, limits)
     async with await service.lease(body.model, request) as lease:

@@ -50,7 +50,7 @@ _DELTAS: Final = {
 async def messages(request: Request) -> ASGIApp:
     """Validate the request; GenerationResponse answers it."""
     config = service_of(request).config
-    body = await read_json(request, MessagesBody, config.limits, with_media=True)
+    body = await read_json(request, MessagesBody, with_media=True)
     chat = await translate(request, lambda media: as_chat(body, media))
     prompt = engine_request(chat, config.limits, client_of(request))
     endpoint = MessagesEndpoint(chat, prompt, request_id(request.scope))
@@ -73,7 +73,7 @@ class MessagesEndpoint(ConversationEndpoint):
 async def count_tokens(request: Request) -> Response:
     """Count the prompt tokens of a conversation."""
     limits = service_of(request).config.limits
-    body = await read_json(request, CountTokensBody, limits, with_media=True)
+    body = await read_json(request, CountTokensBody, with_media=True)
     chat = await translate(request, lambda media: prompt_as_chat(body, media))
     prompt = conversation(chat, limits)
     return json_response({"input_tokens": await count_prompt_tokens(request, body.model, prompt)})

@@ -44,7 +44,7 @@ async def infill(request: Request) -> ASGIApp:
     reports it (`truncated`): a suggestion from half of the file is better than none.
     """
     config = service_of(request).config
-    body = await read_json(request, NativeBody, config.limits)
+    body = await read_json(request, NativeBody)
     requests = infill_requests(body, config.limits, client_of(request))
     return GenerationResponse(request, NativeEndpoint(body, requests))
 
@@ -52,7 +52,7 @@ async def infill(request: Request) -> ASGIApp:
 async def completion(request: Request) -> ASGIApp:
     """Continue a text."""
     config = service_of(request).config
-    body = await read_json(request, NativeBody, config.limits)
+    body = await read_json(request, NativeBody)
     prompt = completion_request(body, config.limits, client_of(request))
     return GenerationResponse(request, NativeEndpoint(body, [prompt]))
 

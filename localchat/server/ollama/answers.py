@@ -60,7 +60,7 @@ async def chat(request: Request) -> ASGIApp:
     """Answer a conversation. Without messages, only load the model."""
     service = service_of(request)
     config = service.config
-    body = await read_json(request, OllamaChatBody, config.limits, with_media=True)
+    body = await read_json(request, OllamaChatBody, with_media=True)
     if not body.messages:
         return await _load(request, service, body, _in_message)
     chat = await translate(request, lambda media: as_chat(body, media))
@@ -73,7 +73,7 @@ async def generate(request: Request) -> ASGIApp:
     """Answer a prompt, continue a text (`raw`) or fill a gap (`suffix`). Without any, only load the model."""
     service = service_of(request)
     config = service.config
-    body = await read_json(request, OllamaGenerateBody, config.limits, with_media=True)
+    body = await read_json(request, OllamaGenerateBody, with_media=True)
     if not body.prompt and not body.suffix and not body.images:
         return await _load(request, service, body, _in_response)
     client = client_of(request)
@@ -88,7 +88,7 @@ async def embeddings(request: Request) -> Response:
     """Embed texts, or one text at the older route /api/embeddings."""
     service = service_of(request)
     limits = service.config.limits
-    body = await read_json(request, OllamaEmbedBody, limits)
+    body = await read_json(request, OllamaEmbedBody)
     source = body.prompt if body.input is None else body.input
     if source is None:
         raise missing_field("input")

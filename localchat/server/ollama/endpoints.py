@@ -47,8 +47,7 @@ async def tags(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """Describe a model, without reading its file."""
     service = service_of(request)
-    limits = service.config.limits
-    body = await read_json(request, ShowBody, limits)
+    body = await read_json(request, ShowBody)
     name = body.model or body.name
     if not name:
         raise missing_field("model")

@@ -46,7 +46,7 @@ async def chat(request: Request) -> ASGIApp:
     """Validate the request; GenerationResponse answers it."""
     service = service_of(request)
     limits = service.config.limits
-    body = await read_json(request, ChatBody, limits, with_media=True)
+    body = await read_json(request, ChatBody, with_media=True)
     chat = await translate(request, lambda media: as_chat(body, media))
     prompt = engine_request(chat, limits, client_of(request))
     endpoint = ChatEndpoint(chat, prompt, body)

@@ -36,7 +36,7 @@ from localchat.server.timings import answer_timings
 async def completions(request: Request) -> ASGIApp:
     """Validate the request; GenerationResponse answers it."""
     config = service_of(request).config
-    body = await read_json(request, CompletionBody, config.limits)
+    body = await read_json(request, CompletionBody)
     prompts = completion_requests(body, config.limits, client_of(request))
     return GenerationResponse(request, CompletionEndpoint(body, prompts))
 

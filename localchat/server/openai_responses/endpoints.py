@@ -66,7 +66,7 @@ async def responses(request: Request) -> ASGIApp:
     """Validate the request; GenerationResponse answers it."""
     service = service_of(request)
     config = service.config
-    body = await read_json(request, ResponsesBody, config.limits, with_media=True)
+    body = await read_json(request, ResponsesBody, with_media=True)
     translated = await translate(request, lambda media: as_chat(body, media))
     note_ignored(request.scope, translated.ignored)
     check_mcp_tools(translated.mcp, service.mcp.names)
