@@ -218,17 +218,23 @@ def checked_choices(fields: GenerationFields, limits: ServerLimits) -> int:
     return n
 
 
-def answer_tokens(requested: Mapping[str, int], limits: ServerLimits, *, minimum: int) -> int:
+def answer_tokens(
+    requested: Mapping[str, int | None], limits: ServerLimits, *, minimum: int
+) -> int:
     """Return the smallest requested length of the answer, within the server's limit. Raises ApiError.
 
     requested: tokens by field name. Some clients send -1 for no limit.
     """
+    shortest = limits.answer_tokens
     for name, tokens in requested.items():
-        if tokens < minimum and tokens != -1:
+        if tokens is None or tokens == -1:
+            continue
+        if tokens < minimum:
             raise bad_request(
                 f"The field {name!r} must be at least {minimum}; got {tokens}.", param=name
             )
-    return min([limits.answer_tokens, *(tokens for tokens in requested.values() if tokens >= 0)])
+        shortest = min(shortest, tokens)
+    return shortest
 
 
 def _min_tokens(fields: GenerationFields, max_tokens: int) -> int:

@@ -63,7 +63,6 @@ def engine_request(chat: ChatRequest, limits: ServerLimits, client: Client) -> G
     """Return the engine's request for a conversation, with every value checked. Raises ApiError."""
     if chat.top_logprobs and not chat.logprobs:
         raise bad_request("The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    max_tokens = {name: value for name, value in chat.max_tokens.items() if value is not None}
     logprobs = None
     if chat.logprobs:
         logprobs = checked_logprobs(chat.top_logprobs or 0, "top_logprobs")
@@ -72,12 +71,13 @@ def engine_request(chat: ChatRequest, limits: ServerLimits, client: Client) -> G
         conversation(chat, limits),
         limits,
         client=client,
-        max_tokens=answer_tokens(max_tokens, limits, minimum=chat.min_answer_tokens),
+        max_tokens=answer_tokens(chat.max_tokens, limits, minimum=chat.min_answer_tokens),
         logprobs=logprobs,
         format_field=chat.format_field,
     )
     # A limit that the operator chose replaces the default one.
-    default_limit = not max_tokens and limits.answer_tokens == ServerLimits().answer_tokens
+    unlimited = all(tokens is None for tokens in chat.max_tokens.values())
+    default_limit = unlimited and limits.answer_tokens == ServerLimits().answer_tokens
     return msgspec.structs.replace(request, default_limit=default_limit)
 
 

@@ -63,9 +63,8 @@ def _request(
 ) -> GenerateRequest:
     _check_single(body)
     limit = body.max_tokens if body.n_predict is None else body.n_predict
-    max_tokens: dict[str, int] = {}
-    if limit is not None and limit >= 0:
-        max_tokens["n_predict"] = limit
+    if limit is not None and limit < 0:
+        limit = None
     changes: dict[str, object] = {}
     if body.seed is not None and body.seed < 0:
         changes["seed"] = None  # llama.cpp's clients send -1 for a random seed
@@ -79,7 +78,7 @@ def _request(
         prompt,
         limits,
         client=client,
-        max_tokens=answer_tokens(max_tokens, limits, minimum=0),
+        max_tokens=answer_tokens({"n_predict": limit}, limits, minimum=0),
         logprobs=logprobs,
         priority=priority,
     )

@@ -86,9 +86,7 @@ def as_generation(
             messages.insert(0, Message("system", body.system))
         chat = replace(chat, messages=messages)
         return chat, engine_request(chat, limits, client)
-    requested = {}
-    if (tokens := chat.max_tokens["n_predict"]) is not None:
-        requested["num_predict"] = tokens
+    requested = {"num_predict": chat.max_tokens["n_predict"]}
     logprobs = None
     if chat.logprobs:
         logprobs = checked_logprobs(chat.top_logprobs or 0, "top_logprobs")

@@ -186,12 +186,9 @@ def completion_requests(
     if body.suffix is not None and body.echo:
         raise bad_request("The fields 'suffix' and 'echo' do not go together.", param="echo")
     requested = {"max_tokens": body.max_tokens, "n_predict": body.n_predict}
-    tokens = answer_tokens(
-        {name: value for name, value in requested.items() if value is not None}
-        or {"max_tokens": _COMPLETION_TOKENS},
-        limits,
-        minimum=0,
-    )
+    if body.max_tokens is None and body.n_predict is None:
+        requested["max_tokens"] = _COMPLETION_TOKENS
+    tokens = answer_tokens(requested, limits, minimum=0)
     logprobs = None if body.logprobs is None else checked_logprobs(body.logprobs, "logprobs")
     prompts = _prompts(body, limits)
     if len(prompts) * checked_choices(body, limits) > limits.choices:
