@@ -285,7 +285,7 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def _show_verdict(self, entry: ModelEntry) -> None:
         """Redraw the line of a model, and its text below the list if marked."""
-        if self._shows(entry.name):
+        if any(option.id == entry.name for option in self.entries.options):
             index = self.entries.get_option_index(entry.name)
             self.entries.replace_option_prompt_at_index(index, self._line(entry))
             if entry.name == self.marked and self.shows_entry:
@@ -301,9 +301,6 @@ class ModelScreen(ListDialog[ModelChoice]):
             if entry.name not in self._verdicts:
                 return entry
         return None
-
-    def _shows(self, name: str) -> bool:
-        return any(option.id == name for option in self.entries.options)
 
 
 def _label(entry: ModelEntry) -> str:

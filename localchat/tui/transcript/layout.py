@@ -274,7 +274,6 @@ class BlockLayout:
         index = self._index.pop(id_, None)
         if index is None:
             return False
-        self.items[index].block_rows = None
         del self.items[index]
         self._heights.remove(index)
         for position in range(index, len(self.items)):

@@ -114,15 +114,12 @@ class MarkdownLayout:
 
         A blank row precedes each block but the `first`. A `tight` list has none.
         """
-        index = 0
-        while index < len(tokens):
-            end = _close(tokens, index)
+        for block in _each_block(tokens):
             if not first and not tight:
                 yield Row(later, len(later))
-            yield from self._block(tokens[index : end + 1], lead, later, depth)
+            yield from self._block(block, lead, later, depth)
             lead = later
             first = False
-            index = end + 1
         if first and lead != later:
             # An item without content still has its bullet.
             yield Row(lead, len(lead))
@@ -191,7 +188,7 @@ class MarkdownLayout:
         number = 1
         if start_attribute is not None:
             number = int(str(start_attribute))
-        items = list(_items(inside))
+        items = [block[1:-1] for block in _each_block(inside)]
         digits = len(str(number + len(items) - 1))
         tight = all(
             t.hidden for t in inside if t.type == "paragraph_open" and t.level == token.level + 2
@@ -298,11 +295,11 @@ def _close(tokens: "list[Token]", index: int) -> int:
     return len(tokens) - 1
 
 
-def _items(inside: "list[Token]") -> "Iterator[list[Token]]":
+def _each_block(tokens: "list[Token]") -> "Iterator[list[Token]]":
     index = 0
-    while index < len(inside):
-        end = _close(inside, index)
-        yield inside[index + 1 : end]
+    while index < len(tokens):
+        end = _close(tokens, index)
+        yield tokens[index : end + 1]
         index = end + 1
 
 

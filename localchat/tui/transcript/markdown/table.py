@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from localchat.tui.transcript.markdown.inline import Line
-from localchat.tui.transcript.markdown.rows import Look, Piece, Row
+from localchat.tui.transcript.markdown.rows import PLAIN, Look, Piece, Row
 from localchat.tui.transcript.markdown.wrap import cells, wrap
 
 MAX_ROWS: Final = 300
@@ -14,7 +14,6 @@ _GAP: Final = 2
 _MIN_COLUMN: Final = 8
 """Narrower columns would break numbers and words."""
 _RULE: Final = Look("rule")
-_PLAIN: Final = Look()
 
 
 class Table(NamedTuple):
@@ -89,11 +88,11 @@ def _line(
                 align = aligns[column]
             left = _left_padding(free, align)
             if left:
-                pieces.append(Piece(" " * left, _PLAIN))
+                pieces.append(Piece(" " * left, PLAIN))
             pieces += content
             # No trailing blanks after the last column.
             if column < last:
-                pieces.append(Piece(" " * (free - left + _GAP), _PLAIN))
+                pieces.append(Piece(" " * (free - left + _GAP), PLAIN))
         yield Row(tuple(pieces), len(lead))
 
 
@@ -120,5 +119,5 @@ def _stacked(table: Table, width: int, lead: tuple[Piece, ...]) -> Iterator[Row]
         for column, cell in enumerate(row):
             label: list[Piece] = []
             if column < len(header) and cells(header[column]):
-                label = [*header[column], Piece(": ", _PLAIN)]
+                label = [*header[column], Piece(": ", PLAIN)]
             yield from wrap([*label, *cell], width, lead)
