@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from localchat.chat.conversation import Conversation, Node
+from localchat.chat.conversation import ID_DIGITS, Conversation, Node
 from localchat.chat.prompt_messages import unsent_ids
 from localchat.chat.titles import title_for
 from localchat.engine.attachments import data_url, described_content
@@ -33,7 +33,7 @@ _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 def file_name(conversation: Conversation) -> str:
     """Return a new file name from the title, such as `why-is-the-sky-blue.md`."""
     words = re.findall(r"\w+", title_for(conversation).lower())
-    stem = "-".join(words)[:_MAX_NAME].rstrip("-") or conversation.id[:12]
+    stem = "-".join(words)[:_MAX_NAME].rstrip("-") or conversation.id[:ID_DIGITS]
     names = (f"{stem}.md", *(f"{stem}-{number}.md" for number in range(2, 1000)))
     return next((name for name in names if not Path(name).exists()), names[-1])
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 HISTORY_FILE = "history.sqlite3"
 _COMPLETED = 50
-ID_DIGITS = 12
-"""Leading digits of an id, which encode its creation time in ms. Lists show only these."""
 
 
 def open_history(paths: Paths, *, to_read: bool = False) -> "History":

@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import msgspec
 
 from localchat.chat.answer_end import end_advice, end_sentence
-from localchat.chat.conversation import NO_QUESTION, Conversation, Node, Question, ToolRun
+from localchat.chat.conversation import (
+    ID_DIGITS,
+    NO_QUESTION,
+    Conversation,
+    Node,
+    Question,
+    ToolRun,
+)
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
-from localchat.cli.chat.conversation_options import ID_DIGITS, open_for_session
+from localchat.cli.chat.conversation_options import open_for_session
 from localchat.cli.chat.json_report import context_line
 from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
 from localchat.cli.chat.session_context import session_context
