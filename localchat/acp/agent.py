@@ -222,7 +222,7 @@ class LocalchatAgent:
             if question.text.strip() in [f"/{command.name}" for command in _COMMANDS]:
                 await self._run_command(opened, question.text.strip())
                 return PromptResponse(stop_reason="end_turn")
-            outcome = await opened.session.ask(*question)
+            outcome = await opened.session.ask(question)
         except LocalchatError as problem:
             raise _failed(problem) from problem
         finally:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from localchat.chat.conversation import Conversation, Inclusion, Node, Policy, Question
+from localchat.chat.conversation import Conversation, Node, Policy, Question
 from localchat.engine.events import Event, MetricsSnapshot, Reasoning, Text
 from localchat.engine.interface import Engine, EngineInfo
-from localchat.engine.request import Attachment, Grammar, Message, Messages
+from localchat.engine.request import Grammar, Messages
 from localchat.engine.stream import Stream
 from localchat.errors import (
     ContextExceeded,
@@ -275,62 +275,52 @@ class ChatSession:
         self.recorder.changed()
         self.show()
 
-    async def ask(
-        self,
-        text: str,
-        inclusions: Sequence[Inclusion] = (),
-        attachments: Sequence[Attachment] = (),
-    ) -> Outcome:
+    async def ask(self, question: Question) -> Outcome:
         """Add a question to the shown path and answer it. Raises UsageError during another answer."""
         self._refuse_second()
         self._failure_notice = self._new_summary = ""
-        unknown_name = self._unknown_first_mention(text, inclusions)
-        prepared = Question(text, tuple(inclusions), tuple(attachments))
-        question = self.conversation.add(
-            prepared.message, parent=self.conversation.head, inclusions=prepared.inclusions
+        unknown_name = self._unknown_first_mention(question)
+        node = self.conversation.add(
+            question.message, parent=self.conversation.head, inclusions=question.inclusions
         )
-        for block in node_blocks(self.conversation, question):
+        for block in node_blocks(self.conversation, node):
             self.view.put(block)
         if unknown_name:
             sentence = f"there are no documents @{unknown_name}, so the name is sent as text"
             self.remark(sentence, "warning")
-        self.recorder.changed(question)
+        self.recorder.changed(node)
         if not self._keep_unanswered:
-            self._unanswered = question
+            self._unanswered = node
         try:
-            return await self.answer(question.id)
+            return await self.answer(node.id)
         finally:
-            if self._unanswered is question:
+            if self._unanswered is node:
                 self._unanswered = None
                 with suppress(HistoryUnusable):  # `recorder.trouble` reports it
-                    await asyncio.to_thread(self.recorder.withdraw, question)
-                self.conversation.remove_last(question.id)
+                    await asyncio.to_thread(self.recorder.withdraw, node)
+                self.conversation.remove_last(node.id)
 
-    def _unknown_first_mention(self, text: str, inclusions: Sequence[Inclusion]) -> str:
+    def _unknown_first_mention(self, question: Question) -> str:
         """Return the unknown name at the start of a question, or an empty string.
 
         Raises UsageError for one that resembles a collection's.
         """
+        text = question.text
         start = len(text) - len(text.lstrip())
-        is_file = any(item.start <= start < item.end for item in inclusions)
+        is_file = any(item.start <= start < item.end for item in question.inclusions)
         if is_file or not text.startswith("@", start):
             return ""
         library = self.context.library
         library.check_first_mention(text)
         return library.unknown_first_mention(text)
 
-    async def edit(
-        self,
-        id_: str,
-        text: str,
-        inclusions: Sequence[Inclusion] = (),
-        attachments: Sequence[Attachment] = (),
-    ) -> None:
+    async def edit(self, id_: str, question: Question) -> None:
         """Send another version of a question. The first one stays as a branch."""
         self._refuse_second()
         parent = self.conversation.nodes[id_].parent
-        message = Message("user", text, attachments=tuple(attachments))
-        node = self.conversation.add(message, parent=parent, inclusions=inclusions)
+        node = self.conversation.add(
+            question.message, parent=parent, inclusions=question.inclusions
+        )
         self.recorder.changed(node)
         self.show()
         await self.answer(node.id)

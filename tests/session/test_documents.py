@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from localchat.chat.conversation import Inclusion
+from localchat.chat.conversation import Inclusion, Question
 from localchat.chat.titles import title_for
 from localchat.session.blocks import UserBlock
 from tests.support.chat_sessions import Chat, run
@@ -23,7 +23,7 @@ def stage(tmp_path: Path) -> Stage:
 
 def test_documents_are_folded_before_the_question(stage: Stage) -> None:
     async def play(chat: Chat) -> None:
-        await chat.session.ask("@home When does the lease end?")
+        await chat.session.ask(Question("@home When does the lease end?"))
         question = chat.session.last_question()
         assert question is not None
         ((_, text),) = sent(chat.stage.engine.requests[0])
@@ -42,13 +42,13 @@ def test_documents_are_folded_before_the_question(stage: Stage) -> None:
 
 def test_an_unknown_name_at_the_start_is_noticed(stage: Stage) -> None:
     async def play(chat: Chat) -> None:
-        await chat.session.ask("@lease, when does it end?")
+        await chat.session.ask(Question("@lease, when does it end?"))
         notices = [notice.text for notice in chat.page.notices()]
         assert notices == ["there are no documents @lease, so the name is sent as text"]
         file = Inclusion("notes", 0, 6)
         for text in ("me@lease.org?", "@property\ndef f(): ...", "Ask @lease why"):
-            await chat.session.ask(text)
-        await chat.session.ask("@notes why?", (file,))
+            await chat.session.ask(Question(text))
+        await chat.session.ask(Question("@notes why?", (file,)))
         assert len(chat.page.notices()) == 1
 
     run(stage, play)
@@ -56,12 +56,12 @@ def test_an_unknown_name_at_the_start_is_noticed(stage: Stage) -> None:
 
 def test_a_question_that_is_asked_again_stays_as_it_was(stage: Stage, tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
-        await chat.session.ask("@home When?")
+        await chat.session.ask(Question("@home When?"))
         (tmp_path / "a.md").write_text("The lease ends in June.\n")
         await chat.session.regenerate()
         first, second = chat.stage.engine.requests
         assert sent(first) == sent(second)
-        await chat.session.ask("@home And now?")
+        await chat.session.ask(Question("@home And now?"))
         assert "ends in June" in sent(chat.stage.engine.requests[-1])[-1][1]
 
     run(stage, play)
@@ -71,7 +71,7 @@ def test_included_files_keep_their_places_and_mention_nothing(stage: Stage) -> N
     async def play(chat: Chat) -> None:
         text = "@home compare ⟨x @home y⟩ please"
         file = Inclusion("x.txt", text.index("⟨"), text.index("⟩") + 1)
-        await chat.session.ask(text, (file,))
+        await chat.session.ask(Question(text, (file,)))
         question = chat.session.last_question()
         assert question is not None
         content = question.message.content
@@ -86,10 +86,10 @@ def test_a_collection_that_is_gone_is_text_and_an_empty_one_is_refused(stage: St
     async def play(chat: Chat) -> None:
         library = chat.session.context.library
         library.forget("home")
-        await chat.session.ask("@home what?")
+        await chat.session.ask(Question("@home what?"))
         assert sent(chat.stage.engine.requests[0]) == [("user", "@home what?")]
         library.open("empty", create=True).close()
-        outcome = await chat.session.ask("@empty what?")
+        outcome = await chat.session.ask(Question("@empty what?"))
         assert outcome.end == "failed"
         assert not chat.session.busy
         assert "@empty has no text" in chat.page.notices()[-1].text

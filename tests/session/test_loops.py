@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from localchat.chat.conversation import Question
 from localchat.engine.request import Messages
 from localchat.errors import UsageError
 from localchat.session.answer_end import take_way_on
@@ -27,7 +28,7 @@ def script(request: Any) -> ScriptedAnswer:
 
 async def looped(chat: Chat) -> str:
     """Ask a question whose answer loops. Returns its text."""
-    outcome = await chat.session.ask("go")
+    outcome = await chat.session.ask(Question("go"))
     assert outcome.node is not None
     text = outcome.node.message.content
     assert len(text) < 800
@@ -64,7 +65,7 @@ def test_an_answer_without_text_says_so(tmp_path: Path, tokens: tuple[str, ...])
 def test_repeats_do_not_enter_the_next_prompt(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         text = await looped(chat)
-        await chat.session.ask("and now?")
+        await chat.session.ask(Question("and now?"))
         prompt = chat.stage.engine.requests[-1].prompt
         assert isinstance(prompt, Messages)
         assert prompt.messages[-2].content == BEGUN + PIECE

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from localchat.chat.conversation import Inclusion
+from localchat.chat.conversation import Inclusion, Question
 from localchat.engine.events import Finished, MetricsSnapshot, Reasoning, Text, ToolCall
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import Messages
@@ -25,7 +25,7 @@ from tests.support.tui_stage import DONE, INFO, STATS, Stage, sent, told
 def test_a_question_is_answered_and_its_figures_are_those_of_the_engine(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         await chat.session.wait_until_ready()
-        await chat.session.ask("What is it?")
+        await chat.session.ask(Question("What is it?"))
         node = chat.session.last_answer()
         assert node is not None
         assert node.metrics is not None
@@ -59,8 +59,8 @@ def test_a_question_before_the_engine_is_opened_waits_for_it(tmp_path: Path) -> 
 def test_the_whole_path_is_sent_with_the_instructions_first(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         chat.session.set_instructions("Be brief.")
-        await chat.session.ask("one")
-        await chat.session.ask("two")
+        await chat.session.ask(Question("one"))
+        await chat.session.ask(Question("two"))
         assert sent(chat.stage.engine.requests[-1]) == [
             ("system", "Be brief."),
             ("user", "one"),
@@ -78,7 +78,7 @@ def test_stopping_keeps_the_text_and_continuing_prolongs_it(tmp_path: Path) -> N
         return ScriptedAnswer(("begun", *("." for _ in range(20_000))), gap_s=0.01)
 
     async def play(chat: Chat) -> None:
-        task = asyncio.create_task(chat.session.ask("go"))
+        task = asyncio.create_task(chat.session.ask(Question("go")))
         await chat.until(lambda: len(chat.page.pieces) > 3)
         assert chat.session.stop()
         await task
@@ -109,7 +109,7 @@ def test_a_continued_answer_is_not_shown_as_stopped_while_it_grows(tmp_path: Pat
         return ScriptedAnswer((word, *("." for _ in range(20_000))), gap_s=0.01)
 
     async def play(chat: Chat) -> None:
-        task = asyncio.create_task(chat.session.ask("go"))
+        task = asyncio.create_task(chat.session.ask(Question("go")))
         await chat.until(lambda: len(chat.page.pieces) > 3)
         chat.session.stop()
         await task
@@ -138,7 +138,7 @@ def test_a_question_stopped_before_its_first_word_is_asked_again(tmp_path: Path)
     answers = iter((ScriptedAnswer(("late",), gap_s=600.0), told("an answer")))
 
     async def play(chat: Chat) -> None:
-        task = asyncio.create_task(chat.session.ask("go"))
+        task = asyncio.create_task(chat.session.ask(Question("go")))
         await chat.until(lambda: chat.stage.engine.requests)
         assert chat.session.stop()
         await task
@@ -155,7 +155,7 @@ def test_regenerating_and_editing_make_branches_that_can_be_walked(tmp_path: Pat
 
     async def play(chat: Chat) -> None:
         session = chat.session
-        await session.ask("q")
+        await session.ask(Question("q"))
         await session.regenerate()
         answer, question = session.last_answer(), session.last_question()
         assert answer is not None
@@ -166,7 +166,7 @@ def test_regenerating_and_editing_make_branches_that_can_be_walked(tmp_path: Pat
         assert session.switch_version(answer.id, -1) is not None
         assert chat.page.texts() == ["q", "first"]
         assert session.switch_version(session.last_answer().id, -1) is None  # type: ignore[union-attr]
-        await session.edit(question.id, "other")
+        await session.edit(question.id, Question("other"))
         assert chat.page.texts() == ["other", "third"]
         session.switch_version(session.last_question().id, -1)  # type: ignore[union-attr]
         assert chat.page.texts() == ["q", "second"]
@@ -176,8 +176,8 @@ def test_regenerating_and_editing_make_branches_that_can_be_walked(tmp_path: Pat
 
 def test_undo_takes_the_last_exchange_off_and_the_tree_keeps_it(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
-        await chat.session.ask("one")
-        await chat.session.ask("two")
+        await chat.session.ask(Question("one"))
+        await chat.session.ask(Question("two"))
         assert chat.session.undo().message.content == "two"
         assert chat.page.texts() == ["one", "yes"]
         assert len(chat.session.conversation.nodes) == 4
@@ -199,7 +199,7 @@ def test_reasoning_and_tool_calls_are_blocks_of_their_own(tmp_path: Path) -> Non
     )
 
     async def play(chat: Chat) -> None:
-        await chat.session.ask("q")
+        await chat.session.ask(Question("q"))
         kinds = [type(block) for block in chat.page.blocks.values()]
         assert kinds == [UserBlock, ReasoningBlock, AnswerBlock, ToolCallBlock]
         reasoning, call = list(chat.page.blocks.values())[1], list(chat.page.blocks.values())[3]
@@ -227,7 +227,7 @@ def test_a_dead_engine_is_a_notice_and_the_next_question_is_answered(tmp_path: P
 
     async def play(chat: Chat) -> None:
         session = chat.session
-        await session.ask("q")
+        await session.ask(Question("q"))
         node = session.last_answer()
         assert node is not None
         assert (node.message.content, node.state) == ("half an ans", "failed")
@@ -254,7 +254,7 @@ def test_what_outgrows_the_context_is_not_sent_until_a_way_is_chosen(tmp_path: P
         session = chat.session
         await session.wait_until_ready()
         for n in range(3):
-            await session.ask(f"question {n} " + "x" * 40_000)
+            await session.ask(Question(f"question {n} " + "x" * 40_000))
         assert session.conversation.path()[-1].message.role == "user"
         notice = chat.page.notices()[-1]
         assert "nothing was sent" in notice.text
@@ -295,9 +295,9 @@ def test_a_summary_stands_for_what_came_before(tmp_path: Path) -> None:
         session = chat.session
         await session.wait_until_ready()
         for n in range(5):
-            await session.ask(f"question {n} " + "x" * 200)
+            await session.ask(Question(f"question {n} " + "x" * 200))
         await session.compact()
-        await session.ask("and now?")
+        await session.ask(Question("and now?"))
         messages = sent(chat.stage.engine.requests[-1])
         assert "SUMMARY" in messages[0][1]
         assert "question 0" not in str(messages)
@@ -309,7 +309,7 @@ def test_a_summary_stands_for_what_came_before(tmp_path: Path) -> None:
 
 def test_one_answer_at_a_time(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
-        task = asyncio.create_task(chat.session.ask("q"))
+        task = asyncio.create_task(chat.session.ask(Question("q")))
         await chat.until(lambda: chat.session.busy)
         with pytest.raises(UsageError):
             await chat.session.answer("x")
@@ -322,7 +322,7 @@ def test_one_answer_at_a_time(tmp_path: Path) -> None:
 
 def test_inclusions_become_folds(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
-        await chat.session.ask("see FILE", [Inclusion("a.txt", 4, 8)])
+        await chat.session.ask(Question("see FILE", (Inclusion("a.txt", 4, 8),)))
         block = next(iter(chat.page.blocks.values()))
         assert isinstance(block, UserBlock)
         assert block.folds == (("a.txt", 4, 8),)
@@ -333,7 +333,7 @@ def test_inclusions_become_folds(tmp_path: Path) -> None:
 def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         session = chat.session
-        await session.ask("one")
+        await session.ask(Question("one"))
         change = session.prepare_change("other", {})
         assert change.reload
         session.status.stats = STATS
@@ -342,7 +342,7 @@ def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Path) ->
         assert session.status.ttft_s is None
         assert session.status.kv == (0, 0), "these are of the model before"
         await session.wait_until_ready()
-        await session.ask("two")
+        await session.ask(Question("two"))
         assert len(chat.stage.opened) >= 2
         assert chat.stage.opened[-1][0].name == "other"
         assert [role for role, _ in sent(chat.stage.engine.requests[-1])] == [
@@ -403,12 +403,12 @@ def test_an_unanswered_question_leaves_a_session_that_keeps_none(tmp_path: Path)
 
     async def play(chat: Chat) -> None:
         session = chat.session
-        assert (await session.ask("one")).end == "complete"
-        refused = await session.ask("two")
+        assert (await session.ask(Question("one"))).end == "complete"
+        refused = await session.ask(Question("two"))
         assert (refused.end, refused.node) == ("failed", None)
         assert str(refused.error) == "bad template"
         assert [node.message.content for node in session.conversation.path()] == ["one", "yes"]
-        await session.ask("three")
+        await session.ask(Question("three"))
         assert sent(chat.stage.engine.requests[-1])[-1] == ("user", "three")
         assert len(session.conversation.nodes) == 4
 
@@ -419,7 +419,7 @@ def test_a_regeneration_without_an_answer_shows_the_old_one(tmp_path: Path) -> N
     answers = iter((told("yes"), ScriptedAnswer((), error=EngineDied("gone"))))
 
     async def play(chat: Chat) -> None:
-        await chat.session.ask("one")
+        await chat.session.ask(Question("one"))
         assert (await chat.session.regenerate()).end == "failed"
         assert chat.session.conversation.path()[-1].message.content == "yes"
 
@@ -434,7 +434,7 @@ def test_the_memory_of_an_engine_is_known_once_it_is_loaded(tmp_path: Path) -> N
         await chat.session.wait_until_ready()
         assert chat.session.status.info == before
         stage.engine.about = INFO
-        await chat.session.ask("q")
+        await chat.session.ask(Question("q"))
         assert chat.session.status.info == INFO
 
     run(stage, play)
@@ -451,7 +451,7 @@ def test_the_engine_is_known_before_its_first_words(tmp_path: Path) -> None:
             append_text(id_, text)
 
         chat.page.append_text = append  # type: ignore[method-assign]
-        await session.ask("q")
+        await session.ask(Question("q"))
         assert known == [INFO]
 
     run(Stage(tmp_path, script=lambda request: told("yes")), play)
@@ -466,7 +466,7 @@ def test_a_remark_before_the_first_words_stands_below_the_answer(tmp_path: Path)
 
     async def play(chat: Chat) -> None:
         chats.append(chat)
-        await chat.session.ask("q")
+        await chat.session.ask(Question("q"))
         shown = [getattr(block, "text", "") for block in chat.page.blocks.values()]
         assert shown == ["q", "yes", "slower than usual"]
         chat.session.remark("faster again")
@@ -492,15 +492,15 @@ def test_two_windows_on_one_conversation_lose_nothing_and_name_what_the_other_ad
 
     async def play(chat: Chat) -> None:
         chat.session.recorder.attach(History.open(file))
-        await chat.session.ask("one")
+        await chat.session.ask(Question("one"))
         other, history = second_window(chat, file)
-        await other.session.ask("two")
+        await other.session.ask(Question("two"))
         other.session.recorder.flush()
         assert other.page.notices() == []
-        await chat.session.ask("three")
+        await chat.session.ask(Question("three"))
         (notice,) = chat.page.notices()
         assert (notice.kind, "another window added 2 messages" in notice.text) == ("warning", True)
-        await chat.session.ask("four")
+        await chat.session.ask(Question("four"))
         assert chat.page.notices() == []
         chat.session.recorder.flush()
         nodes = history.load(chat.session.conversation.id).nodes.values()
@@ -519,7 +519,7 @@ def test_an_answer_that_another_window_continued_is_not_written_over(tmp_path: P
 
     async def play(chat: Chat) -> None:
         chat.session.recorder.attach(History.open(file))
-        await chat.session.ask("What is it?")
+        await chat.session.ask(Question("What is it?"))
         other, history = second_window(chat, file)
         await other.session.continue_answer()
         other.session.recorder.flush()

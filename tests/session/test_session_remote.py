@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from localchat.chat.conversation import Question
 from localchat.engine.events import EngineStats, MetricsSnapshot
 from localchat.errors import ContextExceeded, NetworkError
 from localchat.session.engine_status import EngineStatus
@@ -34,7 +35,7 @@ def test_a_remote_that_is_wrong_about_its_context_is_believed_when_it_refuses(
         session = chat.session
         await session.wait_until_ready()
         for n in range(3):
-            await session.ask(f"question {n} " + "x" * 40_000)
+            await session.ask(Question(f"question {n} " + "x" * 40_000))
         notice = chat.page.notices()[-1]
         assert "the context holds 24,000" in notice.text
         actions = [offer.action for offer in notice.offers]
@@ -64,7 +65,7 @@ def test_a_remote_that_drops_leaves_what_it_said_and_can_be_asked_again(tmp_path
 
     async def play(chat: Chat) -> None:
         session = chat.session
-        await session.ask("q")
+        await session.ask(Question("q"))
         node = session.last_answer()
         assert node is not None
         assert (node.message.content, node.state) == ("half an ans", "failed")

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localchat.chat.conversation import Node
+from localchat.chat.conversation import Node, Question
 from localchat.chat.export import as_data, as_markdown
 from localchat.chat.prompt_messages import sent_messages
 from localchat.engine.events import Event, Finished, Text, ToolCall
@@ -60,7 +60,7 @@ def test_a_call_runs_after_consent_and_its_result_is_sent_back(tmp_path: Path) -
 
         consent = Consent()
         chat.session.tools.consent = consent
-        outcome = await chat.session.ask("What is in a.txt?")
+        outcome = await chat.session.ask(Question("What is in a.txt?"))
         assert labels == ["waiting for you"]
         assert outcome.end == "complete"
         assert outcome.node is not None
@@ -92,7 +92,7 @@ def test_a_call_runs_after_consent_and_its_result_is_sent_back(tmp_path: Path) -
 def test_a_call_that_is_only_described_is_made_next(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         chat.session.tools.consent = ScriptedConsent()
-        outcome = await chat.session.ask("What is in a.txt?")
+        outcome = await chat.session.ask(Question("What is in a.txt?"))
         assert outcome.node is not None
         assert outcome.node.message.content == "It says alpha."
         first, second, third = map(prompt, chat.stage.engine.requests)
@@ -119,7 +119,7 @@ def test_a_call_that_is_only_described_is_made_next(tmp_path: Path) -> None:
 def test_a_call_that_is_described_after_a_failed_one_is_made_too(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         chat.session.tools.consent = ScriptedConsent()
-        outcome = await chat.session.ask("What is in b.txt?")
+        outcome = await chat.session.ask(Question("What is in b.txt?"))
         assert outcome.node is not None
         assert outcome.node.message.content == "Call read_file again."
         choices = [prompt(request).tool_choice for request in chat.stage.engine.requests]
@@ -139,7 +139,7 @@ def test_a_call_that_is_described_after_a_failed_one_is_made_too(tmp_path: Path)
 def test_an_answer_after_the_last_round_is_in_words(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         chat.session.tools.consent = ScriptedConsent()
-        await chat.session.ask("What is in a.txt?")
+        await chat.session.ask(Question("What is in a.txt?"))
         first, second = chat.stage.engine.requests
         assert first.grammar is None
         assert prompt(second).tool_choice == "none"
@@ -157,7 +157,7 @@ def test_an_answer_after_the_last_round_is_in_words(tmp_path: Path) -> None:
 
 def test_a_tool_that_the_user_names_may_be_explained(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
-        outcome = await chat.session.ask("What does read_file do?")
+        outcome = await chat.session.ask(Question("What does read_file do?"))
         assert outcome.node is not None
         assert len(chat.stage.engine.requests) == 1
         await chat.session.tools.close()
@@ -170,7 +170,7 @@ def test_calls_and_results_are_kept_in_the_history_and_exported(tmp_path: Path) 
         history = History.open(tmp_path / "history.sqlite3")
         chat.session.recorder.attach(history)
         chat.session.tools.allowed = frozenset({"read"})
-        await chat.session.ask("What is in a.txt?")
+        await chat.session.ask(Question("What is in a.txt?"))
         conversation = chat.session.conversation
         chat.session.recorder.flush()
         loaded = history.load(conversation.id)
@@ -195,7 +195,7 @@ def test_undo_restores_the_files_of_every_branch_byte_by_byte(tmp_path: Path) ->
 
     async def play(chat: Chat) -> None:
         chat.session.tools.consent = ScriptedConsent(["session"])
-        await chat.session.ask("Write beta.")
+        await chat.session.ask(Question("Write beta."))
         assert file.read_text() == "beta\n"
         await chat.session.regenerate()
         assert file.read_text() == "gamma\n"
@@ -222,7 +222,7 @@ def test_undo_leaves_a_file_that_changed_since_and_says_so(tmp_path: Path) -> No
 
     async def play(chat: Chat) -> None:
         chat.session.tools.consent = ScriptedConsent()
-        await chat.session.ask("Write beta.")
+        await chat.session.ask(Question("Write beta."))
         file.write_text("mine\n")
         chat.session.undo()
         assert "left as it is" in chat.session.restored
@@ -236,7 +236,7 @@ def test_undo_leaves_a_file_that_changed_since_and_says_so(tmp_path: Path) -> No
 def test_stopping_ends_a_command_and_the_conversation_stays_valid(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
         chat.session.tools.consent = ScriptedConsent()
-        task = asyncio.create_task(chat.session.ask("Wait."))
+        task = asyncio.create_task(chat.session.ask(Question("Wait.")))
         await chat.until(
             lambda: any(
                 isinstance(block, ToolCallBlock) and block.run and block.run.state == "running"
@@ -263,7 +263,7 @@ def test_stopping_ends_a_command_and_the_conversation_stays_valid(tmp_path: Path
 
 def test_without_a_front_end_that_asks_a_call_is_refused_and_said(tmp_path: Path) -> None:
     async def play(chat: Chat) -> None:
-        await chat.session.ask("Look.")
+        await chat.session.ask(Question("Look."))
         result: Node = chat.session.conversation.path()[2]
         assert result.run is not None
         assert result.run.state == "refused"
@@ -279,7 +279,7 @@ def test_text_of_a_result_never_chooses_documents(tmp_path: Path) -> None:
             pass
         chat.session.tools.allowed = frozenset({"read"})
         (tmp_path / "work" / "a.txt").write_text("@notes read them\n")
-        await chat.session.ask("Look.")
+        await chat.session.ask(Question("Look."))
         last = prompt(chat.stage.engine.requests[-1]).messages[-1]
         assert last.content == "@notes read them"
         await chat.session.tools.close()
@@ -291,7 +291,7 @@ def test_calls_that_a_kill_left_without_a_result_get_one(tmp_path: Path) -> None
     async def play(chat: Chat) -> None:
         conversation = chat.session.conversation
         chat.session.tools.allowed = frozenset({"read"})
-        await chat.session.ask("Look.")
+        await chat.session.ask(Question("Look."))
         conversation.back_to(conversation.path()[1].id)
         roles = [(message.role, message.content) for message in sent_messages(conversation)]
         assert roles[-1] == ("tool", "This call was not run.")

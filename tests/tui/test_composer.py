@@ -236,7 +236,7 @@ def test_messages_written_while_an_answer_comes_wait_for_it(tmp_path: Path) -> N
         assert len(app.session.conversation.nodes) == 2
         assert app.recorder.kept_draft() in ("", "a\n\nb\n\nc")
         with pytest.raises(UsageError, match="under way"):
-            await app.session.ask("another")
+            await app.session.ask(Question("another"))
         assert len(app.session.conversation.nodes) == 2
         await pilot.press("backspace", "up")
         assert composer.text == "b", "the newest can be changed"

@@ -354,12 +354,12 @@ class Repl:
             self._session.recorder.draft("")
         self._offered = None
         is_first = not self._session.conversation.path()
-        outcome = self._call(self._session.ask(*question))
+        outcome = self._call(self._session.ask(question))
         self._report(outcome, text, is_first=is_first)
 
     def ask_once(self, question: Question) -> Outcome:
         """Ask one question, and print what arrives. The caller prints how the answer ended."""
-        outcome = self._call(self._session.ask(*question))
+        outcome = self._call(self._session.ask(question))
         self._terminal.end_answer(empty=False)
         self._report_history(self._session.recorder.trouble)
         return outcome

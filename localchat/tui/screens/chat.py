@@ -298,7 +298,7 @@ class ChatScreen(Screen[None]):
     def _ask(self, question: Question) -> None:
         """Send a question. Questions that follow before its answer begins wait in the queue."""
         self._queue.is_sending = True
-        self.start_work(self.session.ask(*question))
+        self.start_work(self.session.ask(question))
 
     def _work_ended(self) -> None:
         """Send the next queued message, or put all back if the answer is not complete."""
@@ -622,7 +622,7 @@ class ChatScreen(Screen[None]):
         edited_id = self._edited.id
         self.leave_editing()
         if edited_id is not None:
-            self.start_work(self.session.edit(edited_id, *event.question))
+            self.start_work(self.session.edit(edited_id, event.question))
         elif self.session.busy or self._queue.is_sending:
             self._queue.put(event.question)
             self._save_draft()
