@@ -1,10 +1,12 @@
-"""Base of the endpoints that answer a conversation."""
+"""Bases of the endpoints that answer a conversation or continue a text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from localchat.engine.request import GenerateRequest, Messages
+from localchat.server.chat.options import GenerationFields
 from localchat.server.chat.request import ChatRequest
 from localchat.server.chat.template_variants import template_variants
 from localchat.server.generation import GenerationSpec
@@ -41,3 +43,23 @@ class ConversationEndpoint:
             single_call=self.chat.single_call,
             progress=self.streams and bool(self.chat.fields.return_progress),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TextEndpoint:
+    """An Endpoint that continues texts. Each protocol adds its formatter."""
+
+    body: GenerationFields
+    requests: Sequence[GenerateRequest]
+
+    @property
+    def model(self) -> str | None:
+        return self.body.model
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.body.stream)
+
+    @property
+    def requested_tokens(self) -> int | None:
+        return self.requests[0].max_tokens

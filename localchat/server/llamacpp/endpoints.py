@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from localchat.engine.events import Done, Text, TokenLogprob, Usage
-from localchat.engine.request import GenerateRequest
 from localchat.server.chat.content_blocks import CollectedAnswer
+from localchat.server.chat.endpoint import TextEndpoint
 from localchat.server.errors import ApiError, openai_error
 from localchat.server.formatters import json_response
 from localchat.server.generation import (
@@ -69,24 +69,10 @@ async def adapters(request: Request) -> Response:
 
 
 @dataclass(frozen=True, slots=True)
-class NativeEndpoint:
-    """An Endpoint of one of llama.cpp's own routes."""
+class NativeEndpoint(TextEndpoint):
+    """One of llama.cpp's own routes. The first request is followed by versions with ever shorter prompts."""
 
     body: NativeBody
-    requests: Sequence[GenerateRequest]
-    """The request, then versions of it with ever shorter prompts."""
-
-    @property
-    def model(self) -> str | None:
-        return self.body.model
-
-    @property
-    def streams(self) -> bool:
-        return bool(self.body.stream)
-
-    @property
-    def requested_tokens(self) -> int | None:
-        return self.requests[0].max_tokens
 
     async def spec(self, lease: AsyncLease) -> GenerationSpec:
         return GenerationSpec(

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from localchat.engine.events import Done, Text, TokenLogprob, Usage
 from localchat.engine.request import GenerateRequest, TextPrompt, TokenIds
 from localchat.server.chat.content_blocks import CollectedAnswer, ContentBlocks
+from localchat.server.chat.endpoint import TextEndpoint
 from localchat.server.formatters import new_id
 from localchat.server.generation import (
     ChoiceEnd,
@@ -42,25 +43,12 @@ async def completions(request: Request) -> ASGIApp:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionEndpoint:
+class CompletionEndpoint(TextEndpoint):
     """A plain completion of one or more prompts."""
 
     body: CompletionBody
-    requests: tuple[GenerateRequest, ...]
     echoes: list[str] = field(default_factory=list)
     """Prompt of each choice, if the client wants an echo. `spec` fills it: that may need the tokenizer."""
-
-    @property
-    def model(self) -> str | None:
-        return self.body.model
-
-    @property
-    def streams(self) -> bool:
-        return bool(self.body.stream)
-
-    @property
-    def requested_tokens(self) -> int | None:
-        return self.requests[0].max_tokens
 
     async def spec(self, lease: AsyncLease) -> GenerationSpec:
         if self.body.echo:
