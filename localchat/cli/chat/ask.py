@@ -7,7 +7,6 @@ import shlex
 import sys
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -27,9 +26,6 @@ from localchat.engine.attachments import attached_sentence
 from localchat.engine.request import Attachment
 from localchat.errors import ModelMissing, UsageError
 from localchat.session.named_media import with_named_media
-
-if TYPE_CHECKING:
-    from localchat.tools.tool import Effect
 
 
 def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
@@ -128,18 +124,17 @@ def _converse(
     """Open the screen. Use the line mode with `-i`, or if the terminal cannot show the screen."""
     from localchat.tui.launch import can_show, launch
 
-    allowed: frozenset[Effect] = frozenset({"read"} if options.yes else ())
     screen = not setup.settings.screen_reader and can_show(setup.app.environ)
     if not first and not options.interactive and screen:
         from localchat.cli.chat.session_context import session_context
 
-        return launch(*session_context(setup), conversation, allowed)
+        return launch(*session_context(setup), conversation, options.allowed)
     gc_control.resume_gc()
     from localchat.cli.chat.line_input import open_keyboard
     from localchat.cli.chat.repl import chat
 
     keyboard = open_keyboard(setup.terminal)
-    return chat(setup, keyboard.read, conversation, first, allowed=allowed)
+    return chat(setup, keyboard.read, conversation, first, allowed=options.allowed)
 
 
 def _prompt(ctx: click.Context, words: str) -> Question:

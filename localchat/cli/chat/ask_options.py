@@ -1,7 +1,7 @@
 """Read the flags of one call that are not settings, such as its grammar."""
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -10,6 +10,9 @@ from localchat.cli.options import utf8_argument
 from localchat.config.paths import expand_home, read_input
 from localchat.engine.request import Grammar
 from localchat.errors import FileMissing, UsageError
+
+if TYPE_CHECKING:
+    from localchat.tools.tool import Effect
 
 
 class AskOptions(msgspec.Struct, frozen=True):
@@ -22,6 +25,11 @@ class AskOptions(msgspec.Struct, frozen=True):
     require_complete: bool
     yes: bool
     grammar: Grammar | None
+
+    @property
+    def allowed(self) -> "frozenset[Effect]":
+        """Effects of tools that need no question."""
+        return frozenset({"read"} if self.yes else ())
 
 
 def ask_options(ctx: click.Context) -> AskOptions:

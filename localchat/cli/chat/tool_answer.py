@@ -1,6 +1,6 @@
 """Answer one prompt with tools. The session of the line mode runs their calls."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import msgspec
 
@@ -21,12 +21,6 @@ from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.outcome import Outcome
 from localchat.session.view import HiddenView
 from localchat.tools.toolset import parse_groups
-
-if TYPE_CHECKING:
-    from localchat.tools.tool import Effect
-
-READ_ONLY: "Final[frozenset[Effect]]" = frozenset({"read"})
-"""Effects that `--yes` allows."""
 
 
 def answer_with_tools(
@@ -56,7 +50,7 @@ def answer_with_tools(
                 conversation,
                 print_text=not (options.as_json or options.extract),
                 consent=consent,
-                allowed=READ_ONLY if options.yes else frozenset(),
+                allowed=options.allowed,
             )
             try:
                 outcome = repl.ask_once(question)
