@@ -130,7 +130,8 @@ def fetch(
             ),
             pulled_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        _write_manifest(folder, done)
+        with os_errors_as(LocalchatError, f"{folder} cannot be written"):
+            manifests.record(folder, done)
     result = Installed(done, folder)
     emit(
         PullFinished(
@@ -275,8 +276,3 @@ def _check_disk(models_dir: Path, missing: int, selected: SelectedFiles) -> None
             f"{models_dir}, of which {size(_SPARE_BYTES)} stay free",
             hint="make room, choose a smaller quantization, or move the folder: LOCALCHAT_MODELS",
         )
-
-
-def _write_manifest(folder: Path, done: Manifest) -> None:
-    with os_errors_as(LocalchatError, f"{folder} cannot be written"):
-        manifests.record(folder, done)
