@@ -7,6 +7,7 @@ reads the keyboard. Ctrl+C during a call stops the answer.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -562,6 +563,8 @@ class Repl:
             self._terminal.print_line(f"{name:<{width}}  {about}")
 
     def _print_history(self) -> None:
+        with suppress(HistoryUnusable):  # `recorder.trouble` reports it
+            self._session.recorder.flush()
         conversations = self._history.list(_SHOWN_CONVERSATIONS)
         for row in conversations:
             self._terminal.print_line(f"{row.id[:ID_DIGITS]}  {sanitize_line(row.title)}")

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,14 @@ def test_everything_can_be_sent_again(run: Run) -> None:
         assert not any(node.replaces for node in conversation.path())
 
 
-def test_the_history_is_listed_with_the_way_back(run: Run) -> None:
+def test_the_history_is_listed_with_the_way_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = History.write
+
+    def write_slowly(history: History, *rows: Any) -> None:
+        time.sleep(0.3)
+        write(history, *rows)
+
+    monkeypatch.setattr(History, "write", write_slowly)
     talk = run(["What is a cache?", "/history"])
     (kept,) = talk.conversations
     assert f"{kept.id[:12]}  What is a cache?" in talk.shown
