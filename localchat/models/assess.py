@@ -150,8 +150,9 @@ def assess(
     plan = backend.plan(subject.model, options, machine)
     available = backend.available()
     if not available.ok and not plan.missing:
-        advice = (available.hint,) if available.hint else ()
-        plan = replace(plan, fits=False, missing=available.reason, advice=advice)
+        plan = replace(plan, fits=False, missing=available.reason, advice=())
+        if available.hint:
+            plan = replace(plan, advice=(available.hint,))
     total, others = _memory(plan, machine)
     threads = options.threads or machine.cores
     expected = None

@@ -301,5 +301,7 @@ def _template_options(body: CountTokensBody) -> dict[str, Any]:
                 f"output_config.effort: {effort[:50]!r} is unknown; the choices are {', '.join(_EFFORTS)}.",
                 param="output_config.effort",
             )
-        options["reasoning_effort"] = "xhigh" if effort == "max" else effort
+        if effort == "max":
+            effort = "xhigh"
+        options["reasoning_effort"] = effort
     return options

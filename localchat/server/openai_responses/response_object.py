@@ -90,7 +90,7 @@ class ResponseObject:
         return new_id(prefix)
 
     def item(self, id_: str, block: ContentBlock, *, is_open: bool = False) -> Json:
-        """Return the item of a closed block, or the empty one of a block that was just opened."""
+        """Return the item of a block: empty if the block was just opened."""
         status: Status = "completed" if block.complete else "incomplete"
         if is_open:
             status = "in_progress"
