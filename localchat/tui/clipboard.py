@@ -93,7 +93,9 @@ def _output(command: Sequence[str], data: bytes = b"") -> bytes | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    if done.returncode != 0:
+        return None
+    return done.stdout
 
 
 class CopiedText(NamedTuple):

@@ -29,7 +29,9 @@ class AskOptions(msgspec.Struct, frozen=True):
     @property
     def allowed(self) -> "frozenset[Effect]":
         """Effects of tools that need no question."""
-        return frozenset({"read"} if self.yes else ())
+        if self.yes:
+            return frozenset({"read"})
+        return frozenset()
 
 
 def ask_options(ctx: click.Context) -> AskOptions:

@@ -70,7 +70,10 @@ async def adapters(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class NativeEndpoint(TextEndpoint):
-    """One of llama.cpp's own routes. The first request is followed by versions with ever shorter prompts."""
+    """An Endpoint of one of llama.cpp's own routes.
+
+    Its first request is followed by versions of it with ever shorter prompts.
+    """
 
     body: NativeBody
 

@@ -91,9 +91,11 @@ class ResponseObject:
 
     def item(self, id_: str, block: ContentBlock, *, is_open: bool = False) -> Json:
         """Return the item of a block: empty if the block was just opened."""
-        status: Status = "completed" if block.complete else "incomplete"
+        status: Status = "incomplete"
         if is_open:
             status = "in_progress"
+        elif block.complete:
+            status = "completed"
         match block.kind:
             case "text":
                 content = [] if is_open else [text_part(block)]
