@@ -119,7 +119,7 @@ class HistoryScreen(ListDialog[tuple[str, str | None, str]]):
         messages = counted(summary.messages, "message")
         return (
             f"{messages} · {_model_name(summary.model)} · "
-            f"begun {moment(summary.created_s)} · {id_[:ID_DIGITS]}"
+            f"begun {moment(summary.created_s)} · {_short(id_)}"
         )
 
     def entry_chosen(self, id_: str) -> None:
@@ -247,3 +247,8 @@ def _when(seconds: float) -> str:
     if passed < 24 * 3600:
         return f"{passed // 3600:.0f} h"
     return datetime.fromtimestamp(seconds).strftime("%d %b")
+
+
+def _short(id_: str) -> str:
+    """An abbreviated id, as `localchat history show` accepts it."""
+    return id_[:ID_DIGITS]
