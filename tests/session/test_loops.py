@@ -55,7 +55,7 @@ def test_a_loop_ends_says_so_and_offers_three_ways_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", [(), (" ", "\n")])
 def test_an_answer_without_text_says_so(tmp_path: Path, tokens: tuple[str, ...]) -> None:
     async def play(chat: Chat) -> None:
-        await chat.session.ask("go")
+        await chat.session.ask(Question("go"))
         (notice,) = chat.page.notices()
         assert notice.text == "The answer has no text. Ask in other words."
 
