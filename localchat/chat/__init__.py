@@ -2,3 +2,8 @@
 
 Front ends hold them; nothing here depends on a screen, a disk or an engine process.
 """
+
+from typing import Final
+
+ID_DIGITS: Final = 12
+"""Leading digits of an id, which encode its creation time in ms. Lists show only these."""

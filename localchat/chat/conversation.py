@@ -149,10 +149,6 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens of those messages when they were left out."""
 
 
-ID_DIGITS: Final = 12
-"""Leading digits of an id, which encode its creation time in ms. Lists show only these."""
-
-
 def new_id() -> str:
     """Return an id that sorts by creation time.
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from localchat.chat.conversation import ID_DIGITS, Conversation, Node
+from localchat.chat import ID_DIGITS
+from localchat.chat.conversation import Conversation, Node
 from localchat.chat.prompt_messages import unsent_ids
 from localchat.chat.titles import title_for
 from localchat.engine.attachments import data_url, described_content

@@ -277,13 +277,11 @@ def test_memory_says_what_was_taken_and_counts_parked_state(start: Start) -> Non
     assert report.compute_bytes > 0
 
 
-def test_layers_for_a_card_that_this_build_cannot_use_are_said(start: Start) -> None:
+def test_layers_for_a_card_that_this_build_cannot_use_stay_on_the_cpu(start: Start) -> None:
     from localchat_llamacpp.native import library
 
     if library().api.llama_supports_gpu_offload():
         pytest.skip("this build can offload")
     says: list[str] = []
     start(gpu_layers=-1, says=says)
-    assert len(says) == 1
-    assert "localchat doctor --rebuild=" in says[0]
-    assert "localchat doctor --rebuild" in says[0]
+    assert says == []  # the plan says it

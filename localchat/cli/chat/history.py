@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from localchat.atomic import write_text
-from localchat.chat.conversation import ID_DIGITS
+from localchat.chat import ID_DIGITS
 from localchat.cli.chat.conversation_options import open_history
 from localchat.cli.chat.run import complete_conversation
 from localchat.cli.context import AppContext, app_context

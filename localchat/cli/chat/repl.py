@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
+from localchat.chat import ID_DIGITS
 from localchat.chat.answer_end import end_advice, end_sentence
 from localchat.chat.conversation import (
-    ID_DIGITS,
     NO_QUESTION,
     Conversation,
     Node,

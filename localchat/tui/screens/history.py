@@ -11,7 +11,7 @@ from textual import work
 from textual.binding import BindingType
 from textual.content import Content
 
-from localchat.chat.conversation import ID_DIGITS
+from localchat.chat import ID_DIGITS
 from localchat.errors import LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.tui.keymap import bindings
