@@ -11,7 +11,7 @@
     ├── ContextExceeded            exit 6   the prompt is longer than the context
     ├── EngineDied                 exit 1   the child process ended: signal, last log lines
     ├── DeviceFault                exit 1   the GPU reported an error that ends its process
-    ├── EngineClosed               exit 1   the engine was closed while the request waited
+    ├── EngineClosed               exit 1   the model was unloaded while the request waited
     ├── HistoryUnusable            exit 1   the file of conversations is not readable or writable
     └── EngineBusy                 exit 1   the queue or the memory is full: try again later
 

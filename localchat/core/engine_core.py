@@ -171,7 +171,7 @@ class EngineCore:
                 self.runner.collect()
             self._disk_tier.finish(time.monotonic() + _LAST_WRITES_S)
         for request_state in list(self.output_processor.requests.values()):
-            self.output_processor.fail(request_state, EngineClosed("the engine was closed"))
+            self.output_processor.fail(request_state, EngineClosed("the model was unloaded"))
 
     def _wait_for_command(self) -> _Command:
         """Wait for the next command.

@@ -229,7 +229,7 @@ def test_a_schema_that_nests_too_deep_is_refused(stage: Stage) -> None:
         (ModelInvalid("bad file /secret/path"), 500, "model_invalid", False),
         (ModelMissing("There is no file /secret/path."), 500, "model_invalid", False),
         (EngineDied("it ended; /secret/path", signal="SIGSEGV"), 503, "engine_died", True),
-        (EngineClosed("the engine was closed"), 503, "model_unloaded", True),
+        (EngineClosed("the model was unloaded"), 503, "model_unloaded", True),
         (EngineBusy("it is busy: 9 wait", retry_after_s=5), 503, "server_busy", True),
         (NetworkError("http://inner:1/ is gone"), 502, "upstream_error", True),
         (LocalchatError("/secret/path"), 500, "internal_error", False),

@@ -333,7 +333,7 @@ class Embedding(ScriptedEngine):
     def embed(self, texts: Sequence[str], *, truncate: bool = False) -> Vectors:
         self.began.set()
         assert self.ended.wait(90)
-        raise EngineClosed("the engine was closed")
+        raise EngineClosed("the model was unloaded")
 
     def close(self, deadline_s: float = 2.0) -> None:
         self.ended.set()

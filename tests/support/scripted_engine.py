@@ -70,7 +70,7 @@ class ScriptedEngine:
 
         stream = Stream(cancel)
         if self.closed:
-            stream.put(EngineClosed("the engine was closed"))
+            stream.put(EngineClosed("the model was unloaded"))
             return stream
         self.requests.append(request)
         arguments = (request, stream, cancelled_event)

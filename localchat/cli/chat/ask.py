@@ -148,6 +148,8 @@ def _prompt(ctx: click.Context, words: str) -> Question:
     words = decoded_words(words, terminal.notify)
     named: tuple[Attachment, ...] = ()
     if not ctx.meta.get(AFTER_DASHES):
+        if words == "-" and piped.text:
+            words = ""  # other programs need it to read stdin
         words, _, named = with_named_media(words, ctx.params.get("words") or ())
     attachments = tuple(
         msgspec.structs.replace(item, position=0)

@@ -145,7 +145,7 @@ class AttachedEngine(FrameQueries):
         stream = Stream(call.cancel)
         with self._lock:
             if self._closed:
-                stream.put(EngineClosed("the engine was closed"))
+                stream.put(EngineClosed("the model was unloaded"))
                 return stream
             self._calls.add(call)
         request = msgspec.structs.replace(request, user=request.user or self._user)
@@ -170,7 +170,7 @@ class AttachedEngine(FrameQueries):
 
     def _query(self, make_query: Callable[[int], protocol.Query], kind: type[Reply]) -> Reply:
         if self._closed:
-            raise EngineClosed("the engine was closed")
+            raise EngineClosed("the model was unloaded")
         # The server replies to one query per connection, so ids have no meaning.
         return self._server.query(QueryCall(self._spec, make_query(0), self._user), kind)
 

@@ -139,7 +139,7 @@ class LocalEngine(FrameQueries):
         if child is not None:
             child.send(protocol.Close())
             child.stop(deadline_s)
-        self._fail_all(EngineClosed("the engine was closed"))
+        self._fail_all(EngineClosed("the model was unloaded"))
 
     @property
     def alive(self) -> bool:
@@ -157,7 +157,7 @@ class LocalEngine(FrameQueries):
     def _running_child(self) -> ChildProcess:
         """Return the child process, and start it if necessary. Call with the lock held."""
         if self._closed:
-            raise EngineClosed("the engine was closed")
+            raise EngineClosed("the model was unloaded")
         if self._child is None:
             self._load_error = None
             self._child = ChildProcess(self._on_frame, self._on_exit)

@@ -112,7 +112,7 @@ class RemoteClient:
         except (httpx2.HTTPError, RuntimeError) as error:
             # A closed client raises RuntimeError.
             if self._closed:
-                raise EngineClosed("the engine was closed") from error
+                raise EngineClosed("the model was unloaded") from error
             raise self.connection_error(error) from error
 
     def json_object(self, request: str, response: httpx2.Response) -> dict[str, Any]:

@@ -188,14 +188,14 @@ class RemoteEngine:
             if not self._closed.is_set():
                 self._request_with_retries(answer, stream, call)
             if self._closed.is_set():
-                stream.put(EngineClosed("the engine was closed"))
+                stream.put(EngineClosed("the model was unloaded"))
         except LocalchatError as error:
-            stream.put(EngineClosed("the engine was closed") if self._closed.is_set() else error)
+            stream.put(EngineClosed("the model was unloaded") if self._closed.is_set() else error)
         except httpx2.InvalidURL as error:
             stream.put(UsageError(f"{self._client.base} is not the address of a server: {error}"))
         except (httpx2.HTTPError, RuntimeError, OSError) as error:
             if self._closed.is_set():
-                stream.put(EngineClosed("the engine was closed"))
+                stream.put(EngineClosed("the model was unloaded"))
             elif not call.cancelled.is_set():
                 stream.put(self._client.connection_error(error, partial=answer.begun))
         except Exception as error:  # noqa: BLE001 - otherwise the request would wait forever

@@ -100,6 +100,8 @@ def test_stdin_comes_first_then_a_blank_line_then_the_prompt(call: Call) -> None
 
 def test_stdin_alone_is_the_prompt(call: Call) -> None:
     assert sent(call, stdin="grüße\r\n".encode()) == "grüße"
+    assert sent(call, "-", stdin=b"text") == "text"
+    assert sent(call, "--", "-", stdin=b"text") == "text\n\n-"
 
 
 @pytest.mark.parametrize("stdin", [b"", b"\n", b" \n\t"])

@@ -53,7 +53,7 @@ def test_a_model_is_measured_by_a_server_of_its_own(
     record = json.loads(bench(script, *SHORT, "--clients", "1,2", "--json").out)
     figures = [point["figures"] for point in record["points"]]
     assert [(one["requests"], one["completion_tokens"]) for one in figures] == [(2, 20), (4, 20)]
-    assert figures[0]["prompt_tokens"] == pytest.approx(300, rel=0.1)
+    assert figures[0]["prompt_tokens"] == pytest.approx(300, rel=0.25)  # of random words
     assert record["machine"]["cores"] >= 1
 
 
