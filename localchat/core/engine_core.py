@@ -158,7 +158,8 @@ class EngineCore:
         """Serve until `stop`."""
         while not self._stopped:
             if not self._in_flight and self._scheduler.idle:
-                self._wait_for_command()()
+                command = self._wait_for_command()
+                command()
             self.step()
         while self._in_flight:
             # An ended sequence is released with its last row, and can go to the disk after that.
@@ -282,7 +283,8 @@ class EngineCore:
     def process_commands(self) -> None:
         """Execute the queued commands without waiting. Later ones apply to the next step."""
         for _ in range(self._commands.qsize()):
-            self._commands.get()()
+            command = self._commands.get()
+            command()
 
     def _end_run(self) -> None:
         self._stopped = True

@@ -302,7 +302,7 @@ def _min_plain_run(piece: str) -> int:
 
 def _is_blank(text: str) -> bool:
     """Return whether a text has only white space and invisible characters."""
-    return not any(sign.isprintable() and sign != " " for sign in text)
+    return not any(char.isprintable() and char != " " for char in text)
 
 
 def _last_two_lines(text: str) -> list[str]:

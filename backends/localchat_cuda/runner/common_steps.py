@@ -30,6 +30,7 @@ _COVERING_STEPS = (
 )
 """Rows that decode, and numbers of tokens in the step; 0: no prompt chunk."""
 _COVERING_PROMPTS = 8
+"""Prompt chunks of such a step. A graph has room for 7 chunks or for 63, and 8 get the larger one."""
 _COVERING_HISTORY = 300
 """Length of texts in the steps that cover others. Their graphs also run longer and shorter texts."""
 DRAFT_ROWS = 8
@@ -79,7 +80,6 @@ def covering_steps(capabilities: Capabilities, scratch: int) -> Iterator[list[To
             if not tokens:
                 yield decoding
             elif tokens - sequences < room:
-                # More prompts than 7 are a shape of up to 63.
                 chunk = (tokens - sequences) // _COVERING_PROMPTS
                 yield [*decoding, *[TokenSpan(scratch, 0, chunk)] * _COVERING_PROMPTS]
 

@@ -51,12 +51,12 @@ kernel by kernel, which takes the host 35 ms each."""
 MIXED_DECODE_BUCKETS = (0, 8, 32, 64, 128, 256)
 """Rows of decoding sequences in a step with prompt chunks. Every combination needs a graph."""
 MAX_DECODE_WIDTH = 2 * WIDEST
-"""Limit of new tokens above which a sequence is a prompt chunk."""
+"""Largest number of new tokens of a sequence in the decode part. More are a prompt chunk."""
 DRAFT_STEP_TOKENS = 64
 """Token limit of a step with drafts.
 
-Larger steps have many shapes. Most would be launched kernel by kernel, which costs more
-than drafts save."""
+Larger steps have so many shapes that most would be launched kernel by kernel, which costs more than drafts
+save."""
 _MAX_COVER_PADDING = 1024
 """Largest number of padding tokens in another step's graph.
 

@@ -281,8 +281,6 @@ class OneShot:
         """Return the end of the first answer that is too incomplete to be data."""
         for choice in self.answer.choices:
             end = choice.finished
-            if end is not None and end.reason == "stop" and not choice.text.strip():
-                self._terminal.print_line(f"localchat: {NO_TEXT}")
             if end is None or not ended_early(end):
                 continue
             if self._options.grammar is not None:
@@ -329,9 +327,11 @@ class OneShot:
                 self._terminal.print_line(text, dim=True)
 
     def _report_ends(self) -> None:
-        """Report on stderr which answers were cut off, and what to do."""
+        """Report on stderr which answers were cut off or have no text, and what to do."""
         for number, choice in enumerate(self.answer.choices):
             end = choice.finished
+            if end is not None and end.reason == "stop" and not choice.text.strip():
+                self._terminal.print_line(f"localchat: {NO_TEXT}")
             if end is None or not ended_early(end):
                 continue
             # An engine that still reads its model answers late.

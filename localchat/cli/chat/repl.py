@@ -14,13 +14,7 @@ import msgspec
 
 from localchat.chat import ID_DIGITS
 from localchat.chat.answer_end import end_advice, end_sentence
-from localchat.chat.conversation import (
-    NO_QUESTION,
-    Conversation,
-    Node,
-    Question,
-    ToolRun,
-)
+from localchat.chat.conversation import NO_QUESTION, Conversation, Node, Question, ToolRun
 from localchat.chat.overflow import Overflow, OverflowChoice, unsent_sentence
 from localchat.chat.prompt_messages import left_out
 from localchat.cli.chat.conversation_options import open_for_session

@@ -232,7 +232,7 @@ class FrameWriter:
         """Lock held while a frame is written."""
 
     def write(self, frame: msgspec.Struct) -> None:
-        """Encode and write a frame, with a replacement for what is not Unicode in its texts.
+        """Encode and write a frame. Lone surrogates in its texts are replaced.
 
         Raises OSError (BrokenPipeError) if the other side is gone.
         """

@@ -4,11 +4,7 @@ import random
 from dataclasses import replace
 
 from localchat.backend_api.interface import Capabilities
-from localchat_cuda.runner.common_steps import (
-    DRAFT_ROWS,
-    common_steps,
-    covering_steps,
-)
+from localchat_cuda.runner.common_steps import DRAFT_ROWS, common_steps, covering_steps
 from localchat_cuda.runner.cuda_graphs import GRAPHS
 from localchat_cuda.runner.input_batch import (
     DRAFT_STEP_TOKENS,

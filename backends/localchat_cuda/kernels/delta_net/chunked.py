@@ -40,7 +40,7 @@ from localchat_cuda.kernels.delta_net.shapes import (
 from localchat_cuda.kernels.launch import launch_kernel, require, tensor_or, traits
 
 LEAST_COLUMNS = 64
-"""Fewest of a key and of a value; no published model has fewer.
+"""Fewest columns of a key and of a value. Narrower heads, which are rare, take the recurrent form.
 
 With keys of 16, or keys of 64 and values of 32 in fp16, `_chunk_kernel` reads outside of shared memory on
 Hopper if Triton 3.6's own assembler (ptxas 12.8.93) made it. Keys of 16 are right with that of the CUDA
