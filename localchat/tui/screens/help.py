@@ -7,7 +7,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
@@ -15,7 +15,7 @@ from textual.widgets import Input, Static
 from localchat.metrics import SHOWN
 from localchat.session.commands import COMMANDS, QUESTIONS
 from localchat.tui.keymap import KEYS, key_names
-from localchat.tui.screens.list_dialog import FilterInput
+from localchat.tui.screens.list_dialog import DialogBox, FilterInput
 
 _TITLES = {
     "chat": "Anywhere",
@@ -98,17 +98,17 @@ class HelpScreen(ModalScreen[None]):
         self._lines = tuple(help_lines(table))
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as box:
+        with DialogBox() as box:
             box.border_title = Content("Help")
             box.border_subtitle = Content("↑↓ PgDn scroll · Esc back")
             yield FilterInput("type to filter")
             with VerticalScroll(id="help-text", can_focus=False):
                 yield Static("", id="help-lines", markup=False)
 
-    def on_resize(self) -> None:
-        self.call_after_refresh(self._show)  # the text has its new width only then
+    def on_dialog_box_resized(self) -> None:
+        self._show()
 
-    def on_input_changed(self, event: Input.Changed) -> None:
+    def on_input_changed(self) -> None:
         self._show()
         self.query_one("#help-text").scroll_to(y=0, animate=False)
 

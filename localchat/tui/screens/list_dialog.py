@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
@@ -32,6 +33,19 @@ class FilterInput(Input):
         await run_own_key(self, event)
 
 
+class DialogBox(Vertical):
+    """The frame of a dialog. It is laid out after its screen's resize event, narrow windows a second time."""
+
+    class Resized(Message):
+        """The frame, and all that is in it, has another size."""
+
+    def __init__(self) -> None:
+        super().__init__(id="dialog")
+
+    def on_resize(self) -> None:
+        self.post_message(self.Resized())
+
+
 class ListDialog(ModalScreen[R], Generic[R]):
     """A list with a filter. Subclasses implement `fill` and `entry_chosen`."""
 
@@ -53,7 +67,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
     _about = ""
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as box:
+        with DialogBox() as box:
             box.border_title = Content(self.TITLE_TEXT)
             yield FilterInput(self.FILTER_TEXT)
             yield OptionList(id="entries", markup=False)
@@ -64,10 +78,7 @@ class ListDialog(ModalScreen[R], Generic[R]):
         self.entries.can_focus = False
         self.fill("")
 
-    def on_resize(self) -> None:
-        self.call_after_refresh(self._lay_out)  # the classes of a width come after its event
-
-    def _lay_out(self) -> None:
+    def on_dialog_box_resized(self) -> None:
         """Show the keys on the frame if they fit there, else below the list."""
         if not self.is_open:
             return
