@@ -3,7 +3,8 @@
 
     scripts/bench/bench_server.py wire [--against CHECKOUT]
     scripts/bench/bench_server.py host MODEL [--step-us N ...] [--streams N ...] [--against CHECKOUT]
-    scripts/bench/bench_server.py model [MODEL ...] [--quick] [--long] [--rival PYTHON] [--against CHECKOUT]
+    scripts/bench/bench_server.py model [MODEL ...] [--quick] [--long] [--rival PROGRAM] [--library LIBRARY]
+                                    [--against CHECKOUT]
 
 `wire` serves the scripted backend, so that the engine is not the limit: tokens a second over HTTP, CPU of the
 server process a token and a request, the cost of a name that nobody knows, and latency and memory after 3,000
@@ -21,8 +22,9 @@ everything once, with the
 servers in turn. Answers are shortened and the longest prompt is left out where all rounds would otherwise take
 longer than --minutes per model. No round starts that would end later, and --quick takes two rounds of fewer
 cases. --long measures only eight clients with prompts of 2,000 tokens, once, and the preemptions. Sampling is
-the same on both sides: what a model's settings add is set to no effect. PYTHON is the interpreter of an
-environment with xllamacpp, if this one has none.
+the same on both sides: what a model's settings add is set to no effect. PROGRAM is the interpreter of an
+environment with xllamacpp, if this one has none, or a compiled llama-server; LIBRARY is then a folder with the
+same libraries.
 
 CHECKOUT is a second checkout of localchat, measured in the same rounds. Prints tables of medians; the last line
 is JSON.
@@ -108,7 +110,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="two rounds of 1 and 4 clients")
     parser.add_argument("--long", action="store_true", help="only eight prompts of 2,000 tokens")
     parser.add_argument("--minutes", type=float, default=10.0, help="limit for each model")
-    parser.add_argument("--rival", type=Path, metavar="PYTHON")
+    parser.add_argument("--rival", type=Path, metavar="PROGRAM")
     parser.add_argument("--library", default="xllamacpp", help="llama.cpp that localchat uses")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     parser.add_argument("--rounds", type=int, default=5)

@@ -42,6 +42,22 @@ threading.Event().wait()
 """
 
 
+_LLAMA_SERVER = """
+import os, socket, sys
+program, path, slots, context, threads, folder = sys.argv[1:]
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = str(probe.getsockname()[1])
+print("http://127.0.0.1:" + port, flush=True)
+os.dup2(2, 1)
+os.execv(program, [
+    program, "--model", path, "--port", port, "--parallel", slots, "--ctx-size", context,
+    "--kv-unified", "--threads", threads, "--threads-batch", threads, "--n-gpu-layers", "0",
+    "--slots", "--slot-save-path", folder,
+])
+"""
+
+
 class Served(NamedTuple):
     """A running server."""
 
@@ -140,14 +156,17 @@ def localchat(
 
 @contextmanager
 def llamacpp(
-    python: Path, model: Path, folder: Path, *, slots: int, context: int, threads: int
+    program: Path, model: Path, folder: Path, *, slots: int, context: int, threads: int
 ) -> Iterator[Served]:
     """Serve a model by llama.cpp's server, which saves slots in `folder`.
 
-    python: of an environment that has xllamacpp.
+    program: a Python that has xllamacpp, or a compiled llama-server.
     """
+    start = [str(program), "-c", _LLAMACPP]
+    if program.name == "llama-server":
+        start = [sys.executable, "-c", _LLAMA_SERVER, str(program)]
     numbers = map(str, (slots, context, threads))
-    command = [str(python), "-c", _LLAMACPP, str(model), *numbers, str(folder)]
+    command = [*start, str(model), *numbers, str(folder)]
     with _running("llama.cpp", command, child_environment(os.environ), folder, folder) as served:
         yield served
 
