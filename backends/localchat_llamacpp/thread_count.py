@@ -15,9 +15,13 @@ _WINDOW = 16
 """Steps examined before giving up a thread. Three in four must be slow."""
 _MAX_ROWS = 8
 """Widest step to compare. Wider steps are prompts, whose times vary too much."""
-_PATIENCE_S = 20.0
-"""Wait before trying the thread again. Doubled after each failure."""
-_MAX_PATIENCE_S = 600.0
+_TRIAL_STEPS = 4
+"""Slow steps at the start of a trial that end it."""
+_TRIAL_PAUSE = 20
+"""Pause after a trial that failed, as a multiple of its duration."""
+_MIN_PAUSE_S = 2.0
+_MAX_PAUSE_S = 60.0
+"""Limits of the pause before a thread is tried again. A compilation on the same cores ends at some time."""
 _RECOVERED_S = 600.0
 """Time with all threads after which slowness is reported again."""
 _WORSE = 2.0
@@ -32,7 +36,7 @@ class ThreadWatch:
         self._best_s: dict[tuple[int, int], float] = {}
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         self._slow = 0
-        self._patience_s = _PATIENCE_S
+        self._pause_s = _MIN_PAUSE_S
         self._changed_s = 0.0
         self._trying = False
         self._reported_times = 0.0
@@ -48,14 +52,16 @@ class ThreadWatch:
         if rows > _MAX_ROWS or self.most == 1:
             return ""
         self._record(elapsed_s / self._expected(rows, cells, elapsed_s))
-        if len(self._recent) == _WINDOW:
-            slow = self._slow * 4 >= _WINDOW * 3
-            if slow and self.threads > 1:
-                return self._reduce(now_s)
-            if not slow and self._trying:
-                self._trying = False
-                self._patience_s = _PATIENCE_S
-        if self.threads < self.most and now_s - self._changed_s > self._patience_s:
+        failed = self._trying and len(self._recent) == self._slow == _TRIAL_STEPS
+        seen_enough = len(self._recent) == _WINDOW
+        slow = failed or (seen_enough and self._slow * 4 >= _WINDOW * 3)
+        if slow and self.threads > 1:
+            return self._reduce(now_s)
+        if seen_enough and self._trying and not slow:
+            self._trying = False
+            self._pause_s = _MIN_PAUSE_S
+        paused = seen_enough and now_s - self._changed_s > self._pause_s
+        if self.threads < self.most and paused:
             self._trying = True
             self._change(1, now_s)
             return ""
@@ -82,7 +88,8 @@ class ThreadWatch:
 
     def _reduce(self, now_s: float) -> str:
         if self._trying:
-            self._patience_s = min(self._patience_s * 2, _MAX_PATIENCE_S)
+            lost_s = now_s - self._changed_s
+            self._pause_s = min(max(_TRIAL_PAUSE * lost_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
             self._trying = False
         times = statistics.median(self._recent)
         self._change(-1, now_s)
