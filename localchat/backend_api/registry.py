@@ -161,7 +161,7 @@ def choose_for_load(
             continue
         if not _whole_on_gpu(plan):
             because = _computes_on_cpu(choice.backend, plan, other)
-        elif options.one_answer or other.context_tokens < plan.context_tokens:
+        elif options.single_request_tokens or other.context_tokens < plan.context_tokens:
             because = ""
         else:
             threads = options.threads or machine.cores

@@ -231,13 +231,18 @@ def allowed_remote(remote: Remote, settings: Settings) -> Remote:
 
 
 @contextmanager
-def opened_engine(setup: Setup, *, one_answer: bool = False) -> "Iterator[Engine]":
+def opened_engine(setup: Setup, *, single_request_tokens: int = 0) -> "Iterator[Engine]":
     """Open the engine of the model and close it at the end. Raises LocalchatError.
 
-    LoadOptions describes `one_answer`.
+    LoadOptions describes `single_request_tokens`.
     """
     try:
-        engine = open_engine(setup, "command line", setup.terminal.note, one_answer=one_answer)
+        engine = open_engine(
+            setup,
+            "command line",
+            setup.terminal.note,
+            single_request_tokens=single_request_tokens,
+        )
         try:
             yield engine
         finally:
@@ -248,10 +253,12 @@ def opened_engine(setup: Setup, *, one_answer: bool = False) -> "Iterator[Engine
         raise
 
 
-def open_engine(setup: Setup, user: str, notify: Notify, *, one_answer: bool = False) -> "Engine":
+def open_engine(
+    setup: Setup, user: str, notify: Notify, *, single_request_tokens: int = 0
+) -> "Engine":
     """Attach to a running server, or load the model in a process of this command. Raises LocalchatError.
 
-    `ps` shows `user`. LoadOptions describes `one_answer`.
+    `ps` shows `user`. LoadOptions describes `single_request_tokens`.
     """
     # A server has loaded its own library, so a library that a flag names needs a new process.
     has_library_flag = setup.origins.get("llamacpp_library", "").startswith("--")
@@ -260,7 +267,7 @@ def open_engine(setup: Setup, user: str, notify: Notify, *, one_answer: bool = F
         if attached is not None:
             return attached
     options = engine_options(setup)
-    load = structs.replace(options.load, one_answer=one_answer)
+    load = structs.replace(options.load, single_request_tokens=single_request_tokens)
     return setup.app.open_engine(structs.replace(options, load=load), notify)
 
 

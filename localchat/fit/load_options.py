@@ -64,8 +64,9 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Whether to add slots if the memory has room for more, shorter sequences."""
     room_for_slots: bool = False
     """Whether the KV cache should have room for a full context in each slot."""
-    one_answer: bool = False
-    """Whether the load is for one answer. Then loading fast matters most."""
+    single_request_tokens: int = 0
+    """Tokens of prompt and answer if the load is for one request. Then loading fast matters most, and the
+    default context has room for them if they fit."""
     cache_ram_bytes: int | None = None
     """RAM for prefixes that are swapped to the host."""
     require_gpu: bool = False

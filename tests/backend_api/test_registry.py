@@ -243,7 +243,7 @@ def test_of_two_that_hold_the_whole_model_on_the_gpu_the_clearly_faster_runs_it(
     install(Fake("llamacpp", rate=usual, **WHOLE), Fake("cuda", rate=other, **plan))
     found = choose_for_load(Checkpoint("m", {}), "gguf", LoadOptions(), GPU)
     assert found.backend.name == chosen
-    once = choose_for_load(Checkpoint("m", {}), "gguf", LoadOptions(one_answer=True), GPU)
+    once = choose_for_load(Checkpoint("m", {}), "gguf", LoadOptions(single_request_tokens=100), GPU)
     assert once.backend.name == "llamacpp"
     if chosen == "cuda":
         assert found.why == (

@@ -70,7 +70,7 @@ def test_every_option_but_slots_and_draft_follows_a_setting() -> None:
         "max_slots",
         "more_slots",
         "room_for_slots",
-        "one_answer",
+        "single_request_tokens",
         "draft",
         "mmproj",
         "lora",

@@ -201,10 +201,28 @@ def test_parked_prefixes_get_the_ram_that_was_asked_for_or_what_is_left(eight_b:
     found = asked(eight_b, options=structs.replace(options, cache_ram_bytes=7 * GB))
     assert found.fits and found.cache_ram_bytes == found.free_bytes - found.total_bytes
     assert any(note.startswith("--cache-ram is ") for note in found.notes)
-    free = structs.replace(options, context_tokens=None)
+    free = structs.replace(options, context_tokens=None, cache_ram_bytes=5 * GB)
     less = asked(eight_b, options=free)
     assert less.context_tokens < asked(eight_b).context_tokens
-    assert less.cache_ram_bytes == 2 * GB
+    assert less.cache_ram_bytes == 5 * GB
+
+
+def test_other_programs_keep_half_of_the_ram_beside_the_model(eight_b: Header) -> None:
+    found = asked(eight_b)
+    least = asked(eight_b, options=LoadOptions(context_tokens=8192))
+    assert found.total_bytes - least.total_bytes <= (least.free_bytes - least.total_bytes) / 2
+    large = asked(eight_b, replace(LAPTOP, ram_total_bytes=96 * GB, ram_free_bytes=90 * GB))
+    assert large.context_tokens == 32_768
+    assert large.max_context_tokens == 131_072
+
+
+def test_a_prompt_that_waits_gets_a_longer_context_if_it_fits(eight_b: Header) -> None:
+    usual, known = asked(eight_b), asked(eight_b, options=LoadOptions(single_request_tokens=40_000))
+    assert usual.context_tokens < 40_000 <= known.context_tokens
+    short = asked(eight_b, options=LoadOptions(single_request_tokens=100))
+    assert short.context_tokens == usual.context_tokens
+    hopeless = asked(eight_b, options=LoadOptions(single_request_tokens=10**6))
+    assert hopeless.fits and usual.context_tokens < hopeless.context_tokens <= 131_072
 
 
 @pytest.mark.parametrize(("cores", "step"), [(2, 128), (4, 128), (8, 256), (32, 512)])

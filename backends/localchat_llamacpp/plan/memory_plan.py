@@ -35,6 +35,8 @@ GOAL_TOKENS = 8192
 _LONG_GOALS = 4
 """Goals of context that are worth a tenth of the layers' experts in RAM."""
 _HOST_CACHE_BYTES = 2_000_000_000
+_CPU_TOKENS = 32_768
+"""Longest default context on a CPU, which reads so much of an 8B model's prompt in 20 to 30 minutes."""
 _SHORT_TOKENS = 2048
 """Context of a load that the user requests although it does not fit."""
 _DEFAULT_SHARE = 4
@@ -386,14 +388,25 @@ class _Chooser:
         return replace(plan, notes=(*plan.notes, f"{over}: the system may end the model."))
 
     def _comfortable_context(self, candidate: Candidate, longest: int) -> int:
-        """Return the default context: the longest that leaves RAM for the host cache.
+        """Return the default context: the longest that leaves other programs half of the RAM beside the model.
 
-        A chat on a CPU has no longer one than plain attention allows.
+        On a CPU it is limited, and a chat there has no longer one than plain attention allows. A prompt that
+        waits already has neither limit.
         """
-        context = self.budgets.longest_context(candidate, longest, self._spare_for_host())
-        if self.options.room_for_slots or candidate.gpu_layers or candidate.is_quantized:
+        budgets = self.budgets
+        options = self.options
+        host_spare = self._spare_for_host()
+        left = max(budgets.ram_bytes - budgets.budget(self.goal, candidate).ram, 0)
+        limit = longest
+        if not candidate.gpu_layers:
+            limit = min(longest, _CPU_TOKENS)
+        context = budgets.longest_context(candidate, limit, max(host_spare, left // 2))
+        if not (options.room_for_slots or candidate.gpu_layers or candidate.is_quantized):
+            context = self._longest_without_flash(candidate, context)
+        known = min(options.single_request_tokens, longest)
+        if known <= context:
             return context
-        return max(self._longest_without_flash(candidate, context), self.goal)
+        return budgets.longest_context(candidate, known, host_spare)
 
     def _longest_without_flash(self, candidate: Candidate, limit: int) -> int:
         return largest(lambda context: not self.budgets.budget(context, candidate).flash, limit)

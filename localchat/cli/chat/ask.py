@@ -5,7 +5,6 @@ The one-shot answer, the line mode and the screen are imported when they are use
 
 import shlex
 import sys
-from functools import partial
 from pathlib import PurePath
 
 import click
@@ -68,10 +67,9 @@ def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
 
         return answer_with_tools(setup, options, conversation, mentioned, words, prompt)
     if prompt and not options.interactive:
-        from localchat.cli.chat.one_shot import answer, with_documents
+        from localchat.cli.chat.one_shot import answer
 
-        documented = partial(with_documents, setup, conversation, mentioned, words, prompt)
-        return answer(setup, options, conversation, documented)
+        return answer(setup, options, conversation, mentioned, words, prompt)
     return _converse(ctx, setup, conversation, prompt, options)
 
 

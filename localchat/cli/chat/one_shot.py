@@ -4,7 +4,7 @@ This module does not import the history (sqlite): answer_record.py opens it whil
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -29,19 +29,32 @@ from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, L
 from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.view import HiddenView
 
+_MIN_CHARACTERS_PER_TOKEN = 2
+"""English has four, program text three."""
+_ANSWER_TOKENS = 4096
+
 
 def answer(
     setup: Setup,
     options: AskOptions,
     conversation: Conversation,
-    documented: Callable[[Engine], Question],
+    mentioned: Sequence[str],
+    words: str,
+    prompt: Question,
 ) -> int:
-    """Answer once, and return the exit code. Raises LocalchatError, with steps that make room."""
+    """Answer once, and return the exit code. Raises LocalchatError, with steps that make room.
+
+    `mentioned`: names of documents, for which `words` select the passages.
+    """
+    texts = [prompt.text, *(message.content for message in sent_messages(conversation))]
+    tokens = sum(map(len, texts)) // _MIN_CHARACTERS_PER_TOKEN + _ANSWER_TOKENS
     try:
-        with terminate_gracefully(), opened_engine(setup, one_answer=True) as engine:
+        opened = opened_engine(setup, single_request_tokens=tokens)
+        with terminate_gracefully(), opened as engine:
             gc_control.resume_gc()
             with deferred():
-                return OneShot(setup, engine, options, conversation).run(documented(engine))
+                question = with_documents(setup, conversation, mentioned, words, prompt, engine)
+                return OneShot(setup, engine, options, conversation).run(question)
     except DoesNotFit as problem:
         add_load_steps(problem, setup)
         raise

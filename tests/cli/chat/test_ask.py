@@ -251,7 +251,13 @@ def test_engine_flags_reach_the_engine(call: Call, model: Path) -> None:
     load = options.load
     assert (load.context_tokens, load.kv_type, load.threads) == (2048, "q8_0", 2)
     assert (load.gpu_layers, load.cache_ram_bytes) == ("all", 64 * 2**20)
-    assert load.one_answer
+    assert load.single_request_tokens > 0
+
+
+def test_the_load_for_a_question_knows_its_length(call: Call) -> None:
+    app = ScriptedApp(SCENARIOS["hello"])
+    call(app, "explain", stdin=b"word " * 20_000)
+    assert app.options[0].load.single_request_tokens > 50_000
 
 
 def test_raw_prompt_goes_without_messages(call: Call) -> None:
