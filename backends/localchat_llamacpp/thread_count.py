@@ -1,7 +1,8 @@
 """Adapts the number of threads while other programs use the cores.
 
 llama.cpp's threads wait for each other at every operation: one core lost to another program makes the others
-spin, and a step takes several times as long. One thread fewer is then faster.
+spin, and a step takes several times as long. One thread fewer is then faster. Now and then the thread is tried
+again. It stays if steps are not slower with it, even where a token is as fast without: prompts need all threads.
 """
 
 import statistics
@@ -10,18 +11,21 @@ from collections import deque
 from localchat.units import counted
 
 _SLOW = 2.0
-"""A step is slow at this many times the best."""
+"""A step is slow at this many times the best, in proportion to the threads."""
 _WINDOW = 16
-"""Steps examined before giving up a thread. Three in four must be slow."""
+"""Steps examined before the threads are changed. Three in four must be slow to give up one."""
 _MAX_ROWS = 8
 """Widest step to compare. Wider steps are prompts, whose times vary too much."""
+_TRIAL_SLOWER = 1.15
+"""A thread more is too many if steps take this many times as long with it."""
 _TRIAL_STEPS = 4
-"""Slow steps at the start of a trial that end it."""
+"""Slower steps at the start of a trial that end it."""
 _TRIAL_PAUSE = 20
-"""Pause after a trial that failed, as a multiple of its duration."""
+"""Time of steps after a trial that failed, as a multiple of the trial's."""
 _MIN_PAUSE_S = 2.0
+"""Least time of steps before a thread is tried again."""
 _MAX_PAUSE_S = 60.0
-"""Limits of the pause before a thread is tried again. A compilation on the same cores ends at some time."""
+"""Time after which it is tried again in any case. Most of it may have been idle."""
 _RECOVERED_S = 600.0
 """Time with all threads after which slowness is reported again."""
 _WORSE = 2.0
@@ -34,11 +38,15 @@ class ThreadWatch:
     def __init__(self, threads: int) -> None:
         self.most = self.threads = max(1, threads)
         self._best_s: dict[tuple[int, int], float] = {}
+        """Shortest step of each kind with any number of threads."""
         self._recent: deque[float] = deque(maxlen=_WINDOW)
-        self._slow = 0
+        """Times of the last steps, as multiples of the best."""
+        self._usual = 0.0
+        """Median of them with the threads before a trial. 0: there is no trial."""
         self._pause_s = _MIN_PAUSE_S
         self._changed_s = 0.0
-        self._trying = False
+        self._computed_s = 0.0
+        """Time of steps since the threads were changed."""
         self._reported_times = 0.0
         self._whole_since_s: float | None = None
 
@@ -51,47 +59,41 @@ class ThreadWatch:
         """
         if rows > _MAX_ROWS or self.most == 1:
             return ""
-        self._record(elapsed_s / self._expected(rows, cells, elapsed_s))
-        failed = self._trying and len(self._recent) == self._slow == _TRIAL_STEPS
-        seen_enough = len(self._recent) == _WINDOW
-        slow = failed or (seen_enough and self._slow * 4 >= _WINDOW * 3)
-        if slow and self.threads > 1:
-            return self._reduce(now_s)
-        if seen_enough and self._trying and not slow:
-            self._trying = False
-            self._pause_s = _MIN_PAUSE_S
-        paused = seen_enough and now_s - self._changed_s > self._pause_s
-        if self.threads < self.most and paused:
-            self._trying = True
-            self._change(1, now_s)
-            return ""
+        kind = rows, max(cells, 256).bit_length()
+        self._best_s[kind] = best_s = min(self._best_s.get(kind, elapsed_s), elapsed_s)
+        self._recent.append(elapsed_s / best_s)
+        self._computed_s += elapsed_s
+        if self._usual:
+            self._judge_trial(now_s)
+        elif len(self._recent) == _WINDOW:
+            if self.threads > 1 and self._is_slow():
+                return self._reduce(now_s)
+            waited_s = now_s - self._changed_s
+            is_due = self._computed_s > self._pause_s or waited_s > _MAX_PAUSE_S
+            if self.threads < self.most and is_due:
+                self._usual = statistics.median(self._recent)
+                self._change(1, now_s)
         return self._recovered(now_s)
 
-    def _record(self, ratio: float) -> None:
-        if len(self._recent) == _WINDOW:
-            self._slow -= self._recent[0] > _SLOW
-        self._recent.append(ratio)
-        self._slow += ratio > _SLOW
+    def _is_slow(self) -> bool:
+        """Return whether most steps are slow. Fewer threads may take longer in proportion."""
+        limit = _SLOW * self.most / self.threads
+        return sum(times > limit for times in self._recent) * 4 >= _WINDOW * 3
 
-    def _expected(self, rows: int, cells: int, elapsed_s: float) -> float:
-        """Return the seconds of a good step with the present threads.
-
-        All thread counts share the best times. Fewer threads are slower at most in proportion, and that must
-        not count as a busy machine.
-        """
-        kind = rows, max(cells, 256).bit_length()
-        share = self.threads / self.most
-        best_s = self._best_s.get(kind)
-        if best_s is None or elapsed_s * share < best_s:
-            self._best_s[kind] = best_s = elapsed_s * share
-        return best_s / share
+    def _judge_trial(self, now_s: float) -> None:
+        """End the trial of a thread more, if enough steps have shown what it is worth."""
+        seen = len(self._recent)
+        limit = _TRIAL_SLOWER * self._usual
+        if seen == _WINDOW and statistics.median(self._recent) <= limit:
+            self._usual = 0.0
+            self._pause_s = _MIN_PAUSE_S
+        elif seen == _WINDOW or (seen == _TRIAL_STEPS and min(self._recent) > limit):
+            self._pause_s = max(_TRIAL_PAUSE * self._computed_s, _MIN_PAUSE_S)
+            self._usual = 0.0
+            self._change(-1, now_s)
 
     def _reduce(self, now_s: float) -> str:
-        if self._trying:
-            lost_s = now_s - self._changed_s
-            self._pause_s = min(max(_TRIAL_PAUSE * lost_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
-            self._trying = False
-        times = statistics.median(self._recent)
+        times = statistics.median(self._recent) * self.threads / self.most
         self._change(-1, now_s)
         if times < _WORSE * self._reported_times:
             return ""
@@ -103,7 +105,7 @@ class ThreadWatch:
 
     def _recovered(self, now_s: float) -> str:
         """Return a notice once all threads have worked for long after a reported slowness."""
-        if not self._reported_times or self.threads < self.most or self._trying:
+        if not self._reported_times or self.threads < self.most or self._usual:
             self._whole_since_s = None
         elif self._whole_since_s is None:
             self._whole_since_s = now_s
@@ -116,5 +118,5 @@ class ThreadWatch:
     def _change(self, difference: int, now_s: float) -> None:
         self.threads += difference
         self._changed_s = now_s
+        self._computed_s = 0.0
         self._recent.clear()
-        self._slow = 0

@@ -64,6 +64,8 @@ def test_the_thread_is_tried_again_for_a_twentieth_of_the_time() -> None:
         waits.append(round(clock.now_s - began))
         assert [c.threads for c in clock.steps(4, 0.2)] == [1]
     assert waits == [2, 16, 16]
+    clock.now_s += 70
+    assert [c.threads for c in clock.steps(20, 0.07)] == [2]
 
 
 def test_a_slow_step_at_the_start_of_a_try_does_not_end_it() -> None:
@@ -94,6 +96,24 @@ def test_fewer_threads_are_not_taken_for_a_busy_neighbour() -> None:
     assert clock.watch.threads == 2
     # Twice as long as with four threads is what two threads take.
     assert [c.threads for c in clock.steps(100, 0.079)] == [3, 4]
+
+
+def test_a_thread_comes_back_where_one_is_as_fast_as_two() -> None:
+    clock = _Clock(ThreadWatch(2))
+    clock.steps(50, 0.04)
+    clock.steps(16, 0.2)
+    # Two threads of one core, or a model that waits for the memory.
+    assert [c.threads for c in clock.steps(60, 0.038)] == [2]
+    assert clock.steps(200, 0.041) == []
+
+
+def test_a_thread_that_slows_steps_down_is_given_up_again() -> None:
+    clock = _Clock(ThreadWatch(2))
+    clock.steps(50, 0.06)
+    clock.steps(16, 0.2)
+    while not clock.steps(1, 0.07):
+        pass
+    assert [c.threads for c in clock.steps(4, 0.09)] == [1]
 
 
 def test_one_thread_is_never_given_up() -> None:
