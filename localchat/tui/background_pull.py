@@ -62,17 +62,15 @@ class BackgroundPull:
         from localchat.models.catalog import read_catalog
         from localchat.models.hub.client import hub_from_environment
         from localchat.models.hub.pull import fetch, select_files
-        from localchat.models.hub.retry import RetryPolicy
         from localchat.models.names import parse
 
         paths = self._session.context.paths
         environ = self._session.context.environ
-        retries = RetryPolicy()
         try:
             reference = parse(name, read_catalog(paths))
             hub = hub_from_environment(environ)
-            choice = select_files(reference, hub, self._report, retries)
-            pulled = fetch(choice, hub, paths.models_dir, self._report, retries)
+            choice = select_files(reference, hub, self._report)
+            pulled = fetch(choice, hub, paths.models_dir, self._report)
         except LocalchatError as problem:
             self._release()
             self._call(self.failed, name, problem)

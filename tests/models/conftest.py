@@ -25,5 +25,13 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 @pytest.fixture
-def pull(hub: FakeHub, tmp_path: Path) -> Puller:
-    return Puller(hub, tmp_path / "models")
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that requests to the hub would wait before their next try. Nothing waits."""
+    waited: list[float] = []
+    monkeypatch.setattr("localchat.models.hub.retry.sleep", waited.append)
+    return waited
+
+
+@pytest.fixture
+def pull(hub: FakeHub, tmp_path: Path, waits: list[float]) -> Puller:
+    return Puller(hub, tmp_path / "models", waits)

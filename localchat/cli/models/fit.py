@@ -223,7 +223,6 @@ def _hub_model(
     from localchat.models.hub.events import Note, PullEvent
     from localchat.models.hub.pull import select_files
     from localchat.models.hub.remote_header import read_remote_header
-    from localchat.models.hub.retry import RetryPolicy
     from localchat.models.names import parse
     from localchat.models.published_shapes import published_model
     from localchat.models.quantization_table import offered_names
@@ -256,9 +255,8 @@ def _hub_model(
         )
         return found(published.name, published)
     hub = hub_from_environment(inputs.app.environ)
-    retry = RetryPolicy()
     try:
-        choice = select_files(reference, hub, show, retry)
+        choice = select_files(reference, hub, show)
     except NetworkError as problem:
         published = published_model(reference)
         if published is None or not problem.details.get("unreachable"):
@@ -268,7 +266,7 @@ def _hub_model(
     terminal.notify(
         f"{choice.name} is not on this machine; reading its headers from {choice.listing.repository}"
     )
-    header = read_remote_header(choice, hub, show, retry)
+    header = read_remote_header(choice, hub, show)
     listed = {
         canonical(variant.quantization): reference.stored_name(variant.quantization)
         for variant in gguf_variants(file.path for file in choice.listing.files)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from localchat.models.hub.client import HubClient
     from localchat.models.hub.events import PullEvent
     from localchat.models.hub.pull import SelectedFiles
-    from localchat.models.hub.retry import RetryPolicy
     from localchat.models.names import Reference
 
 Ask: TypeAlias = Literal["never", "misfit", "always"]
@@ -115,14 +114,12 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) 
     from localchat.models.hub.client import hub_from_environment
     from localchat.models.hub.events import PullFinished
     from localchat.models.hub.pull import bytes_present, fetch, select_files
-    from localchat.models.hub.retry import RetryPolicy
 
-    retry = RetryPolicy()
     hub = hub_from_environment(inputs.app.environ)
-    choice = select_files(reference, hub, view.show, retry)
+    choice = select_files(reference, hub, view.show)
     # A resumed download showed its verdict when it began.
     is_resumed = bytes_present(choice, inputs.paths.models_dir) > 0
-    fits = is_resumed or _show_verdict(choice, hub, inputs, view, retry)
+    fits = is_resumed or _show_verdict(choice, hub, inputs, view)
     if not _agreed(choice, ask, fits=fits):
         return False
 
@@ -135,7 +132,7 @@ def _pull(reference: "Reference", inputs: "Inputs", view: "PullView", ask: Ask) 
                 "repositories",
             )
 
-    fetch(choice, hub, inputs.paths.models_dir, show, retry)
+    fetch(choice, hub, inputs.paths.models_dir, show)
     return True
 
 
@@ -153,7 +150,6 @@ def _show_verdict(
     hub: "HubClient",
     inputs: "Inputs",
     view: "PullView",
-    retry: "RetryPolicy",
 ) -> bool:
     """Show whether the model fits, and return it.
 
@@ -172,7 +168,7 @@ def _show_verdict(
         options = planned_load(settings, inputs.paths, max_slots=chat_slots(settings))
         subject = Subject(
             choice.name,
-            read_remote_header(choice, hub, view.show, retry),
+            read_remote_header(choice, hub, view.show),
             None,
             settings.backend,
         )

@@ -1,10 +1,8 @@
 """Downloads files from the hub: resumes, counts, and verifies the hash."""
 
 import re
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import httpx2
 
@@ -12,35 +10,25 @@ from localchat.errors import NetworkError
 from localchat.models.hub.client import HubClient, Listing, RetryableError
 from localchat.models.hub.events import Checking, EventSink, Note, ProgressMeter
 from localchat.models.hub.partial_file import PartialFile, RemoteFile
-from localchat.models.hub.retry import RetryPolicy
+from localchat.models.hub.retry import gives_up, pause
 from localchat.units import size
-
-T = TypeVar("T")
 
 CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 _SLOW_CHECK_BYTES: Final = 64 << 20
 """Reading a part above this again takes a moment, so an event announces it."""
 _MOST_RESTARTS: Final = 3
-_SILENT_S: Final = 3.0
-"""Time without an answer after which the user hears who is waited for."""
 
 
 class Download:
     """Files of one listing, fetched one after another."""
 
     def __init__(
-        self,
-        hub: HubClient,
-        listing: Listing,
-        meter: ProgressMeter,
-        emit: EventSink,
-        retry: RetryPolicy,
+        self, hub: HubClient, listing: Listing, meter: ProgressMeter, emit: EventSink
     ) -> None:
         self._hub = hub
         self._listing = listing
         self._meter = meter
         self._emit = emit
-        self._retry = retry
 
     def fetch(self, file: RemoteFile, target: Path) -> str:
         """Fetch a file to `target`, from where an earlier download ended; returns its sha256.
@@ -91,20 +79,15 @@ class Download:
                 if part.length - before >= max(1, min(1 << 20, file.size // 100)):
                     failures = 0  # it made progress
                 failures += 1
-                self._wait(why, failures, problem.asked_s, part.length)
-
-    def _wait(self, why: str, failures: int, asked_s: float | None, kept: int) -> None:
-        if self._retry.ends(failures, asked_s):
-            wait = ""
-            if asked_s:
-                wait = f"; it asks to wait {asked_s / 60:.0f} minutes"
-            raise NetworkError(
-                f"{why}{wait}",
-                hint=f"{size(kept)} of the file are kept; run the same command again to resume",
-            )
-        wait_s = self._retry.wait_s(failures, asked_s)
-        self._emit(Note(f"{why}; next try in {wait_s:.0f} s"))
-        self._retry.sleep(wait_s)
+                if gives_up(failures, problem.asked_s):
+                    wait = ""
+                    if problem.asked_s:
+                        wait = f"; it asks to wait {problem.asked_s / 60:.0f} minutes"
+                    raise NetworkError(
+                        f"{why}{wait}",
+                        hint=f"{size(part.length)} of the file are kept; run the same command again to resume",
+                    ) from problem
+                pause(why, failures, problem.asked_s, self._emit)
 
     def _stream(self, part: PartialFile, file: RemoteFile) -> None:
         """Send one request and append its body. Raises RetryableError if it ends early."""
@@ -137,33 +120,6 @@ class Download:
     def _discard(self, part: PartialFile) -> None:
         self._meter.discard(part.length)
         part.restart()
-
-
-def with_retries(read: Callable[[], T], retry: RetryPolicy, emit: EventSink, server: str) -> T:
-    """Call `read` until it succeeds or the retry policy gives up.
-
-    Emits a notice if it takes long. server: name for the notice. Raises LocalchatError.
-    """
-    failures = 0
-    while True:
-        slow = threading.Timer(_SILENT_S, emit, [Note(f"waiting for {server} to answer")])
-        slow.daemon = True
-        slow.start()
-        try:
-            return read()
-        except RetryableError as caught:
-            problem = caught
-        finally:
-            slow.cancel()
-        failures += 1
-        if retry.ends(failures, problem.asked_s, reached=problem.reached):
-            unreachable = {} if problem.reached else {"unreachable": True}
-            raise NetworkError(
-                str(problem), hint="check your connection", **unreachable
-            ) from problem
-        wait = retry.wait_s(failures, problem.asked_s)
-        emit(Note(f"{problem}; next try in {wait:.0f} s"))
-        retry.sleep(wait)
 
 
 def _strong(etag: str | None) -> str:

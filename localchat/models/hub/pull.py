@@ -12,12 +12,12 @@ from localchat.model_files.gguf import has_gguf_magic
 from localchat.model_files.projector import projector_names
 from localchat.models.hub import manifest as manifests
 from localchat.models.hub.client import HubClient, Listing
-from localchat.models.hub.download import Download, with_retries
+from localchat.models.hub.download import Download
 from localchat.models.hub.events import EventSink, Note, ProgressMeter, PullFinished, PullStarted
 from localchat.models.hub.hashes import hash_file
 from localchat.models.hub.manifest import Installed, Manifest, PulledFile
 from localchat.models.hub.partial_file import RemoteFile, kept_bytes
-from localchat.models.hub.retry import RetryPolicy
+from localchat.models.hub.retry import with_retries
 from localchat.models.hub.safe_paths import is_known_kind, repository_folder, target
 from localchat.models.names import Reference
 from localchat.models.quantizations import (
@@ -52,11 +52,9 @@ class SelectedFiles(NamedTuple):
         return sum(file.size for file in self.files)
 
 
-def select_files(
-    reference: Reference, hub: HubClient, emit: EventSink, retry: RetryPolicy
-) -> SelectedFiles:
+def select_files(reference: Reference, hub: HubClient, emit: EventSink) -> SelectedFiles:
     """List the repository and select the files that a name means now. Raises LocalchatError."""
-    listing = with_retries(lambda: hub.list(reference.repository), retry, emit, hub.endpoint)
+    listing = with_retries(lambda: hub.list(reference.repository), emit, hub.endpoint)
     variant = _variant(reference, listing)
     by_path = {file.path: file for file in listing.files}
     files = tuple(by_path[path] for path in (*variant.files, *_encoder(variant, listing)))
@@ -86,9 +84,7 @@ def bytes_present(selected: SelectedFiles, models_dir: Path) -> int:
     return present
 
 
-def fetch(
-    selected: SelectedFiles, hub: HubClient, models_dir: Path, emit: EventSink, retry: RetryPolicy
-) -> Installed:
+def fetch(selected: SelectedFiles, hub: HubClient, models_dir: Path, emit: EventSink) -> Installed:
     """Download every selected file that is not here yet, and write the manifest.
 
     Raises LocalchatError. Bytes already here stay, and the next call resumes.
@@ -113,7 +109,7 @@ def fetch(
         emit(_started(selected, here))
         _check_disk(models_dir, selected.total_bytes - here, selected)
         meter = ProgressMeter(selected.total_bytes, here, emit)
-        download = Download(hub, listing, meter, emit, retry)
+        download = Download(hub, listing, meter, emit)
         for file, path in targets.items():
             if sums[file] is None:
                 sums[file] = download.fetch(file, path)

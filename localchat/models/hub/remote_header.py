@@ -3,7 +3,6 @@
 The vocabulary comes before the list of tensors, so a GGUF takes a few megabytes.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
@@ -21,11 +20,11 @@ from localchat.model_files.checkpoint import (
 )
 from localchat.model_files.open_gguf import check_model, join_parts, read_source
 from localchat.models.hub.client import HubClient, RetryableError
-from localchat.models.hub.download import CONTENT_RANGE, with_retries
+from localchat.models.hub.download import CONTENT_RANGE
 from localchat.models.hub.events import EventSink
 from localchat.models.hub.partial_file import RemoteFile
 from localchat.models.hub.pull import SelectedFiles
-from localchat.models.hub.retry import RetryPolicy
+from localchat.models.hub.retry import with_retries
 from localchat.units import size
 
 MAX_BYTES: Final = 64 << 20
@@ -61,7 +60,7 @@ class HubSource:
         selected: SelectedFiles,
         file: RemoteFile,
         budget: ByteBudget,
-        with_retry: Callable[[Callable[[], bytes]], bytes],
+        emit: EventSink,
     ) -> None:
         self.name = file.path
         self.size = file.size
@@ -69,7 +68,7 @@ class HubSource:
         self._listing = selected.listing
         self._file = file
         self._budget = budget
-        self._with_retry = with_retry
+        self._emit = emit
         self._start = 0
         self._window = b""
 
@@ -81,7 +80,9 @@ class HubSource:
         if not (self._start <= offset and end <= self._start + len(self._window)):
             count_read = min(max(end - offset, _MIN_READ_BYTES), self.size - offset)
             self._budget.spend(count_read, self.name)
-            self._window = self._with_retry(lambda: self._fetch(offset, count_read))
+            self._window = with_retries(
+                lambda: self._fetch(offset, count_read), self._emit, self._hub.endpoint
+            )
             self._start = offset
         return self._window[offset - self._start : end - self._start]
 
@@ -113,20 +114,15 @@ class HubSource:
         return offset
 
 
-def read_remote_header(
-    selected: SelectedFiles, hub: HubClient, emit: EventSink, retry: RetryPolicy
-) -> ModelSummary:
+def read_remote_header(selected: SelectedFiles, hub: HubClient, emit: EventSink) -> ModelSummary:
     """Return the shape of a GGUF model, or the headers of a safetensors repository.
 
     Reads every part of a split GGUF. Raises NetworkError, ModelInvalid.
     """
     budget = ByteBudget(MAX_BYTES)
 
-    def with_retry(read: Callable[[], bytes]) -> bytes:
-        return with_retries(read, retry, emit, hub.endpoint)
-
     def source(file: RemoteFile) -> HubSource:
-        return HubSource(hub, selected, file, budget, with_retry)
+        return HubSource(hub, selected, file, budget, emit)
 
     by_path = {file.path: file for file in selected.files}
     if selected.variant.format == "gguf":

@@ -16,7 +16,7 @@ from localchat.models.hub.client import (
 )
 from localchat.models.hub.events import Note, PullEvent
 from localchat.models.hub.pull import select_files
-from localchat.models.hub.retry import RetryPolicy
+from localchat.models.hub.retry import MAX_TRIES, wait_s
 from localchat.models.names import parse
 from tests.support.fake_hub import FakeHub, Fault
 from tests.support.pullers import Puller
@@ -82,7 +82,7 @@ def test_an_endpoint_that_is_no_web_address_is_refused_at_once(endpoint: str) ->
 def test_a_listing_that_takes_long_is_said(
     pull: Puller, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localchat.models.hub.download._SILENT_S", 0.0)
+    monkeypatch.setattr("localchat.models.hub.retry._SILENT_S", 0.0)
     seen = threading.Event()
     real = HubClient.list
 
@@ -95,7 +95,7 @@ def test_a_listing_that_takes_long_is_said(
         seen.set()
 
     monkeypatch.setattr(HubClient, "list", slow)
-    select_files(parse(NAME, {}), HubClient(hub.url), noted, RetryPolicy())
+    select_files(parse(NAME, {}), HubClient(hub.url), noted)
     assert pull.events == [Note(f"waiting for {hub.url} to answer")]
 
 
@@ -174,7 +174,7 @@ def test_hub_that_is_busy_is_given_time(pull: Puller, hub: FakeHub) -> None:
     hub.faults.extend(Fault(at="api", status=503) for _ in range(9))
     with pytest.raises(NetworkError, match="503"):
         pull(NAME)
-    assert len(pull.waits) == RetryPolicy().tries - 1
+    assert len(pull.waits) == MAX_TRIES - 1
 
 
 def test_redirect_without_end_is_refused(pull: Puller, hub: FakeHub) -> None:
@@ -222,5 +222,5 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 
 @pytest.mark.parametrize("asked_s", [None, 0.0])
 def test_a_wait_of_nothing_is_no_reason_to_use_up_all_tries_at_once(asked_s: float | None) -> None:
-    assert [RetryPolicy().wait_s(failures, asked_s) for failures in (1, 2, 7)] == [1.0, 2.0, 30.0]
-    assert RetryPolicy().wait_s(7, 2.0) == 2.0
+    assert [wait_s(failures, asked_s) for failures in (1, 2, 7)] == [1.0, 2.0, 30.0]
+    assert wait_s(7, 2.0) == 2.0

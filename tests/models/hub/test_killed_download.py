@@ -19,7 +19,6 @@ import filelock  # what every child needs, once
 from huggingface_hub import HfApi, get_session
 from localchat.models.hub.client import HubClient
 from localchat.models.names import parse
-from localchat.models.hub.retry import RetryPolicy
 from localchat.models.hub.pull import fetch, select_files
 from localchat.models.hub.events import ProgressMeter
 
@@ -40,8 +39,8 @@ def pull(point):
         if self._done >= point:
             os.kill(os.getpid(), signal.SIGKILL)
     ProgressMeter.add = came_and_died
-    hub, patience = HubClient(url), RetryPolicy()
-    fetch(select_files(parse(name, {}), hub, print, patience), hub, Path(models), print, patience)
+    hub = HubClient(url)
+    fetch(select_files(parse(name, {}), hub, print), hub, Path(models), print)
 
 def ended(point):
     child = os.fork()

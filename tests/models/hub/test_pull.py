@@ -331,7 +331,7 @@ def test_damaged_part_is_found_out_by_the_hash(pull: Puller, hub: FakeHub) -> No
 
 def test_two_pulls_at_once_fetch_the_model_once(pull: Puller, hub: FakeHub) -> None:
     hub.faults.append(Fault(pause_s=0.02, pause_every=300))
-    other = Puller(hub, pull.models_dir)
+    other = Puller(hub, pull.models_dir, pull.waits)
     threads = [threading.Thread(target=one, args=(WORD,)) for one in (pull, other)]
     for thread in threads:
         thread.start()

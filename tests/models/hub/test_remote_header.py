@@ -15,7 +15,7 @@ from localchat.models.hub import remote_header
 from localchat.models.hub.client import HubClient
 from localchat.models.hub.pull import select_files
 from localchat.models.hub.remote_header import read_remote_header
-from localchat.models.hub.retry import RetryPolicy
+from localchat.models.hub.retry import MAX_TRIES
 from localchat.models.names import parse
 from tests.support.cuda_configs import QWEN25
 from tests.support.fake_hub import FakeHub, Fault
@@ -28,23 +28,22 @@ LARGE = Size(layers=4, width=512, heads=8, feed_forward=2048, vocab=40_000, code
 class Looker:
     """Looks into a repository; `waits` and what the hub counted tell the rest."""
 
-    def __init__(self, hub: FakeHub) -> None:
+    def __init__(self, hub: FakeHub, waits: list[float]) -> None:
         self.hub = hub
-        self.waits: list[float] = []
+        self.waits = waits
 
     def __call__(self, word: str) -> ModelSummary:
-        patience = RetryPolicy(tries=3, sleep=self.waits.append)
         hub = HubClient(self.hub.url, None, 5.0)
-        choice = select_files(parse(word, {}), hub, lambda _: None, patience)
-        return read_remote_header(choice, hub, lambda _: None, patience)
+        choice = select_files(parse(word, {}), hub, lambda _: None)
+        return read_remote_header(choice, hub, lambda _: None)
 
     def add(self, files: Mapping[str, bytes]) -> None:
         self.hub.add("maker/Model", files)
 
 
 @pytest.fixture
-def look(hub: FakeHub) -> Looker:
-    return Looker(hub)
+def look(hub: FakeHub, waits: list[float]) -> Looker:
+    return Looker(hub, waits)
 
 
 def test_a_gguf_is_known_by_its_first_bytes(look: Looker, hub: FakeHub, tmp_path: Path) -> None:
@@ -126,7 +125,7 @@ def test_a_server_that_fails_is_asked_again(look: Looker, hub: FakeHub) -> None:
     assert look.waits == [1.0, 7.0]
     hub.faults += [Fault("header", cut_after=100)]
     assert look("maker/Model").weights_bytes
-    hub.faults += [Fault("header", 503)] * 3
+    hub.faults += [Fault("header", 503)] * MAX_TRIES
     with pytest.raises(NetworkError, match="503"):
         look("maker/Model")
 
