@@ -14,6 +14,7 @@ _SAMPLES = 16
 _SAMPLE_BYTES = 4096
 _FIRST_BYTES = 256 << 10
 _MAX_BYTES = 8 << 20
+_SMALL_FILE_BYTES = 1 << 20
 _LENGTH = struct.Struct("<Q")
 
 
@@ -78,6 +79,15 @@ def digest_of(settings: bytes, paths: Iterable[Path]) -> str:
                 file.seek(max(size - _SAMPLE_BYTES, 0) * piece // (_SAMPLES - 1))
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def read_small(path: Path) -> bytes:
+    """Read a file that should be small. Empty above 1 MiB. Raises OSError."""
+    with path.open("rb") as file:
+        data = file.read(_SMALL_FILE_BYTES + 1)
+    if len(data) <= _SMALL_FILE_BYTES:
+        return data
+    return b""
 
 
 @contextmanager

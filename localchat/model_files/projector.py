@@ -5,16 +5,18 @@ llama.cpp calls it the multimodal projector (mmproj). Hubs place it beside the m
 manifest names.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from localchat.errors import ModelInvalid, ModelMissing
 from localchat.model_files.byte_source import FileSource, file_errors
 from localchat.model_files.gguf import Header
+from localchat.model_files.ollama_manifest import read_manifest
 from localchat.model_files.open_gguf import read_source
 
 NO_PROJECTOR: Final = "none"
@@ -29,7 +31,6 @@ _PREFERRED: Final = ("F16", "Q8_0", "BF16", "F32")
 """Types of the weights, best first. bf16 is slow on most CPUs, and f32 takes twice the memory."""
 _OLLAMA_LAYER: Final = "application/vnd.ollama.image.projector"
 _MAX_FILES: Final = 2000
-_MAX_MANIFEST_BYTES: Final = 1 << 20
 _QWEN_TOKENS: Final = 4096
 """Longest picture of Qwen's encoders in llama.cpp."""
 _GEMMA4_TOKENS: Final = 1120
@@ -211,28 +212,15 @@ def _rank(name: str) -> int:
 
 def _ollama_blobs(model: Path) -> Iterator[Path]:
     """Yield the projectors of the manifests that name a model's blob."""
-    folder = model.parent
-    for number, manifest in enumerate(sorted((folder.parent / "manifests").glob("*/*/*/*"))):
-        if number >= _MAX_FILES:
-            return
-        digests = _ollama_digests(manifest)
-        if model.name.replace(":", "-") not in {name for _, name in digests}:
+    blobs = model.parent
+    manifests = sorted((blobs.parent / "manifests").glob("*/*/*/*"))
+    for manifest in manifests[:_MAX_FILES]:
+        try:
+            layers = read_manifest(manifest)
+        except (OSError, msgspec.DecodeError):
             continue
-        for kind, name in digests:
-            if kind == _OLLAMA_LAYER:
-                files = (folder / name, folder / name.replace("-", ":", 1))
-                yield from (path for path in files if path.is_file())
-                return
-
-
-def _ollama_digests(manifest: Path) -> list[tuple[str, str]]:
-    """Return the media type and blob name of each layer. Empty for a file that is not a manifest."""
-    try:
-        if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
-            return []
-        layers = json.loads(manifest.read_bytes())["layers"]
-        return [
-            (str(layer["mediaType"]), str(layer["digest"]).replace(":", "-")) for layer in layers
-        ]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+        projectors = [layer for layer in layers if layer.media_type == _OLLAMA_LAYER]
+        names_model = any(layer.digest[7:] == model.name[7:] for layer in layers)
+        if names_model and projectors:
+            yield from filter(None, (layer.file(blobs) for layer in projectors))
+            return

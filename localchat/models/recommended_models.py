@@ -74,16 +74,9 @@ class Recommendation:
     entry: str
     """Name in the catalogue."""
     quantization: str
-    about: str
-    parameters: int
     size_bytes: int
-    context_tokens: int
-    gpu_layers: int
-    layers: int
     tokens_per_s: float | None
     """Decode rate, as `fit` shows it. None for a GPU of unknown bandwidth."""
-    why: str
-    """Sentence on the backend and the memory that holds the layers."""
 
     @property
     def summary(self) -> str:
@@ -164,14 +157,8 @@ def _recommendation(
         name=name,
         entry=entry.name,
         quantization=shape.quantization,
-        about=entry.about,
-        parameters=entry.parameters,
         size_bytes=shape.file_bytes,
-        context_tokens=report.plan.context_tokens,
-        gpu_layers=report.plan.gpu_layers,
-        layers=report.plan.layers,
         tokens_per_s=tokens_per_s,
-        why=report.why,
     )
 
 

@@ -215,8 +215,7 @@ def told_in_turn(*pieces: str) -> Callable[[object], ScriptedAnswer]:
 
 def suggestion(role: Any, name: str, count: int, pace: float) -> Recommendation:
     """One model to begin with."""
-    fit = (32768, 0, 29, pace, "")
-    return Recommendation(role, name, name, "Q4_K_M", "", count * 2, count, *fit)
+    return Recommendation(role, name, name, "Q4_K_M", count, pace)
 
 
 NOTES = "".join(f"{number} item of the list\n" for number in range(1, 31))

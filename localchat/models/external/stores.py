@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
+from localchat.model_files.byte_source import read_small
+from localchat.model_files.ollama_manifest import OllamaLayer, read_manifest
 from localchat.models.gguf_files import gguf_files, plain_stem, relative_name
 from localchat.models.quantizations import quantization_of
 
@@ -20,7 +21,6 @@ LM_STUDIO: Final = "LM Studio"
 HUGGING_FACE: Final = "Hugging Face cache"
 LLAMA_CPP: Final = "llama.cpp cache"
 FOLDER: Final = "folder"
-_SMALL_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,6 @@ _OLLAMA_UNUSED: Final[Mapping[str, str]] = {
 }
 
 
-class _ManifestLayer(msgspec.Struct, frozen=True, rename="camel"):
-    media_type: str
-    digest: Annotated[str, Meta(pattern=r"^sha256[:-][0-9a-f]{64}$")]
-
-
-class _Manifest(msgspec.Struct, frozen=True):
-    layers: tuple[_ManifestLayer, ...] = ()
-
-
 def _ollama_folders(environ: Mapping[str, str], root: Path) -> Iterator[Path]:
     """Yield the user's folder and that of the system service."""
     yield folder_setting(environ, "OLLAMA_MODELS") or home_folder(environ) / ".ollama/models"
@@ -94,20 +85,18 @@ def _ollama_model(folder: Path, manifest: Path) -> ExternalModel:
     name = _ollama_name(manifest)
     model = ExternalModel(OLLAMA, name, f"{name}@{folder}", None)
     try:
-        layers = msgspec.json.decode(_read_small(manifest), type=_Manifest).layers
+        layers = read_manifest(manifest)
     except OSError as problem:
         reason = problem.strerror or str(problem)
         return replace(model, trouble=f"Ollama's manifest cannot be read: {reason}")
     except msgspec.DecodeError:
         return replace(model, trouble="Ollama's manifest is damaged")
-    digests = [layer.digest[7:] for layer in layers if layer.media_type == _OLLAMA_MODEL]
-    if not digests:
+    weights = [layer for layer in layers if layer.media_type == _OLLAMA_MODEL]
+    if not weights:
         return replace(model, trouble=_trouble_without_file(layers))
-    if len(digests) > 1:
+    if len(weights) > 1:
         return replace(model, trouble="Ollama stores it in several files, which only Ollama joins")
-    # Older versions wrote a colon.
-    blobs = [folder / "blobs" / f"sha256{sign}{digests[0]}" for sign in "-:"]
-    blob = next((path for path in blobs if path.is_file()), None)
+    blob = weights[0].file(folder / "blobs")
     if blob is None:
         return replace(model, trouble="Ollama's file of it is missing: the download did not finish")
     media_types = {layer.media_type for layer in layers}
@@ -124,7 +113,7 @@ def _ollama_name(manifest: Path) -> str:
     return "/".join(("ollama", *parts, f"{model}:{tag}"))
 
 
-def _trouble_without_file(layers: Sequence[_ManifestLayer]) -> str:
+def _trouble_without_file(layers: Sequence[OllamaLayer]) -> str:
     if any(layer.media_type.startswith(_OLLAMA_TENSOR) for layer in layers):
         return "Ollama stores it as single tensors, which only Ollama's own engine reads"
     return "its weights are not on this machine (Ollama runs it elsewhere)"
@@ -143,7 +132,7 @@ def _studio_folders(environ: Mapping[str, str], root: Path) -> Iterator[Path]:
     for folder in dict.fromkeys(homes):
         settings = _StudioSettings()
         try:
-            raw = _read_small(folder / "settings.json")
+            raw = read_small(folder / "settings.json")
             settings = msgspec.json.decode(raw, type=_StudioSettings)
         except (OSError, msgspec.DecodeError):
             pass  # without readable settings the usual folder remains
@@ -244,19 +233,10 @@ def _subfolders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[:1] != ".")
 
 
-def _read_small(path: Path) -> bytes:
-    """Read a file that should be small. Empty above 1 MiB. Raises OSError."""
-    with path.open("rb") as file:
-        data = file.read(_SMALL_FILE_BYTES + 1)
-    if len(data) <= _SMALL_FILE_BYTES:
-        return data
-    return b""
-
-
 def _first_line(path: Path) -> str:
     """Return the first line of a small text file. Empty if it cannot be read."""
     try:
-        return _read_small(path).decode().partition("\n")[0].strip()
+        return read_small(path).decode().partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError):
         return ""
 
