@@ -7,7 +7,8 @@ or escape them, and a sealed marker still never equals a real one.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -58,11 +59,17 @@ class MarkerGuard:
 
     def seal(self, messages: Messages) -> tuple[Messages, str]:
         """Return the messages with sealed markers, and the seal. Without markers, the seal is empty."""
-        texts = list(self._texts(messages))
+        texts: list[tuple[Sealer, str]] = []
+
+        def note(sealer: Sealer, text: str) -> str:
+            texts.append((sealer, text))
+            return text
+
+        self._changed(messages, note)
         if not any(sealer.affects(text) for sealer, text in texts):
             return messages, ""
         seal = unused_seal("\0".join(text for _, text in texts))
-        return self._sealed(messages, seal), seal
+        return self._changed(messages, lambda sealer, text: sealer.seal(text, seal)), seal
 
     def split(self, rendered: str, seal: str) -> tuple[str, tuple[TextPart, ...]]:
         """Return a rendered prompt without seals, and its parts. A trusted prompt has no parts."""
@@ -72,37 +79,17 @@ class MarkerGuard:
         """Return a text, such as a template's error message, without the seal."""
         return text.replace(seal, "") if seal else text
 
-    def _sealer(self, role: str) -> Sealer:
-        return {"assistant": self._of_assistant, "tool": self._of_tool}.get(role, self._usual)
+    def _changed(self, messages: Messages, change: Callable[[Sealer, str], str]) -> Messages:
+        """Return the messages with every text changed."""
+        usual = partial(change, self._usual)
+        name = partial(change, self._of_names)
+        of_role = {"assistant": self._of_assistant, "tool": self._of_tool}
 
-    def _texts(self, messages: Messages) -> Iterator[tuple[Sealer, str]]:
-        for message in messages.messages:
-            sealer = self._sealer(message.role)
-            if message.role not in _ROLES:
-                yield self._of_names, message.role
-            for text in (message.name, message.tool_call_id):
-                yield self._of_names, text
-            yield sealer, message.content
-            yield self._usual, message.reasoning
-            for call in message.tool_calls:
-                for text in (call.id, call.name, *_json_texts(call.arguments)):
-                    yield self._of_names, text
-        for text in _strings((messages.tools, messages.template_options)):
-            yield self._usual, text
-
-    def _sealed(self, messages: Messages, seal: str) -> Messages:
-        def usual(text: str) -> str:
-            return self._usual.seal(text, seal)
-
-        def name(text: str) -> str:
-            return self._of_names.seal(text, seal)
-
-        def message_sealed(message: Message) -> Message:
-            sealer = self._sealer(message.role)
+        def message_changed(message: Message) -> Message:
             return msgspec.structs.replace(
                 message,
                 role=message.role if message.role in _ROLES else name(message.role),
-                content=sealer.seal(message.content, seal),
+                content=change(of_role.get(message.role, self._usual), message.content),
                 reasoning=usual(message.reasoning),
                 tool_calls=tuple(
                     CalledTool(name(call.name), _json_mapped(call.arguments, name), name(call.id))
@@ -114,43 +101,19 @@ class MarkerGuard:
 
         return msgspec.structs.replace(
             messages,
-            messages=tuple(map(message_sealed, messages.messages)),
+            messages=tuple(map(message_changed, messages.messages)),
             tools=_mapped(messages.tools, usual),
             template_options=_mapped(messages.template_options, usual),
         )
 
 
-def _is_json(text: str) -> bool:
+def _json_mapped(text: str, change: Callable[[str], str]) -> str:
+    """Change every text inside JSON, including keys. Text that is not JSON is changed as a whole."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _json_texts(text: str) -> list[str]:
-    """Return the escaped texts inside JSON, or the text itself if it is not JSON."""
-    return _JSON_TEXT.findall(text) if _is_json(text) else [text]
-
-
-def _json_mapped(text: str, change: Callable[[str], str]) -> str:
-    """Change every text inside JSON, including keys. Text that is not JSON is changed as a whole."""
-    if not _is_json(text):
         return change(text)
     return _JSON_TEXT.sub(lambda match: f'"{change(match[1])}"', text)
-
-
-def _strings(value: object) -> Iterator[str]:
-    """Yield every text in plain data, including keys."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
-    elif isinstance(value, Sequence):
-        for item in value:
-            yield from _strings(item)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - plain data

@@ -10,7 +10,7 @@ from typing import Any
 from localchat.chat_format.attachments import mark_attachments
 from localchat.chat_format.base import ChatFormat
 from localchat.chat_format.parser import Answer, ChoiceParser, Part, Rendered
-from localchat.chat_format.reasoning_parser import ReasoningFamily
+from localchat.chat_format.reasoning_parser import THINK
 from localchat.chat_format.tool_calls.families import UNKNOWN
 from localchat.engine.request import Message, Messages
 
@@ -33,7 +33,7 @@ class PlainFormat(ChatFormat):
 
     markup = ()
     tool_call_family = UNKNOWN
-    reasoning_family = ReasoningFamily.default()
+    reasoning_family = THINK
     warning = NO_TEMPLATE
 
     def render(self, messages: Messages) -> Rendered:

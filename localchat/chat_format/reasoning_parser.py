@@ -42,17 +42,12 @@ class ReasoningFamily:
         return self.closes[0]
 
     @staticmethod
-    def default() -> "ReasoningFamily":
-        """The most common family, `<think>`."""
-        return _THINK
-
-    @staticmethod
     def of(template: str) -> "ReasoningFamily":
         """Return the family of a template's source."""
         for family in REASONING_FAMILIES:
             if any(sign in template for sign in family.signs):
                 return family
-        return _THINK
+        return THINK
 
     @property
     def markup(self) -> tuple[str, ...]:
@@ -71,9 +66,10 @@ class ReasoningFamily:
         return opened > max(tail.rfind(tag) for tag in self.closes)
 
 
-_THINK = ReasoningFamily(
+THINK = ReasoningFamily(
     "think", ("<think>", "</think>"), ("<think>",), ("</think>",), answer="\n\n"
 )
+"""The most common family."""
 
 REASONING_FAMILIES: Sequence[ReasoningFamily] = (
     ReasoningFamily(
@@ -164,7 +160,7 @@ REASONING_FAMILIES: Sequence[ReasoningFamily] = (
         ("<response>", "</response>"),
         answer="<response>",
     ),
-    _THINK,
+    THINK,
 )
 """Families in the order of detection: the most specific signs come first."""
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from localchat.chat_format.answer_parser import make_answer_parser
 from localchat.chat_format.parser import Parser, Part, Thought
-from localchat.chat_format.reasoning_parser import REASONING_FAMILIES, ReasoningFamily
+from localchat.chat_format.reasoning_parser import REASONING_FAMILIES, THINK
 from localchat.chat_format.tool_calls.families import TOOL_CALL_FAMILIES
 from localchat.engine.request import Message, Messages
 from tests.support.chat_templates import chat_format
@@ -22,7 +22,7 @@ BODY = '<|message|>{"town": "Köln"}'
 
 
 def parser(style: str, *, tools: bool = True, opened: bool = False) -> Parser:
-    family = FAMILY.get(style, ReasoningFamily.default())
+    family = FAMILY.get(style, THINK)
     return make_answer_parser(family, STYLE[style], TOOLS if tools else (), opened=opened)
 
 
@@ -139,13 +139,13 @@ def test_muse_thinks_to_itself_and_calls_with_tags() -> None:
 
 def test_a_call_in_a_thought_that_nothing_followed_is_a_call() -> None:
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Köln"}}\n</tool_call>'
-    thinks = make_answer_parser(ReasoningFamily.default(), STYLE["hermes"], TOOLS, opened=True)
+    thinks = make_answer_parser(THINK, STYLE["hermes"], TOOLS, opened=True)
     thought, text, calls = heard(thinks, f"I need it.\n{call}\n{call}")
     assert (text, calls) == ("", WEATHER * 2)
     assert thought.startswith("I need it.")
-    kept = make_answer_parser(ReasoningFamily.default(), STYLE["hermes"], TOOLS, opened=True)
+    kept = make_answer_parser(THINK, STYLE["hermes"], TOOLS, opened=True)
     assert heard(kept, f"{call} or so, or rather\n{call}\nDone")[2] == WEATHER
-    quoted = make_answer_parser(ReasoningFamily.default(), STYLE["hermes"], TOOLS, opened=True)
+    quoted = make_answer_parser(THINK, STYLE["hermes"], TOOLS, opened=True)
     assert heard(quoted, f"I could {call}.</think>No need.")[1:] == ("No need.", [])
 
 
@@ -154,7 +154,7 @@ def test_a_tag_of_calls_ends_a_thought_where_it_is_no_text() -> None:
         "I need it.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
         '<|tool_call_argument_begin|>{"town": "Köln"}<|tool_call_end|><|tool_calls_section_end|>'
     )
-    thinks = make_answer_parser(ReasoningFamily.default(), STYLE["kimi-2"], TOOLS, opened=True)
+    thinks = make_answer_parser(THINK, STYLE["kimi-2"], TOOLS, opened=True)
     assert heard(thinks, *said) == ("I need it.", "", WEATHER)
 
 

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 from localchat.chat_format.parser import Answer, Part, Thought
 from localchat.chat_format.reasoning_parser import (
     REASONING_FAMILIES,
+    THINK,
     ReasoningFamily,
     ReasoningParser,
 )
-
-THINK = ReasoningFamily.default()
 
 
 def split(

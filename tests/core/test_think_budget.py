@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localchat.chat_format.reasoning_parser import REASONING_FAMILIES, ReasoningFamily
+from localchat.chat_format.reasoning_parser import REASONING_FAMILIES, THINK, ReasoningFamily
 from localchat.core.input_processor import InputProcessor
 from localchat.engine.events import Reasoning, ToolCall
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages, Sampling
@@ -20,7 +20,6 @@ from tests.support.scripted_backend import EOS, VOCAB, Logits, ScriptedTokenizer
 AHEAD: dict[str, Any] = {"block_tokens": 4, "depth": 2}
 KINDS: tuple[dict[str, Any], ...] = ({}, AHEAD, {"depth": 2})
 TOKENIZER = ScriptedTokenizer()
-THINK = ReasoningFamily.default()
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 ANSWER = "It is so."
 

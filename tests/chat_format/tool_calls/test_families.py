@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from localchat.chat_format.answer_parser import AnswerParser, make_answer_parser
 from localchat.chat_format.parser import Answer, Call, Part, Thought
-from localchat.chat_format.reasoning_parser import ReasoningFamily, ReasoningParser
+from localchat.chat_format.reasoning_parser import THINK, ReasoningFamily, ReasoningParser
 from localchat.chat_format.tool_calls.families import TOOL_CALL_FAMILIES, UNKNOWN, family_of
 from localchat.chat_format.tool_calls.family import ToolCallFamily
 from localchat.chat_format.tool_calls.parser import CallParser
@@ -103,7 +103,7 @@ def test_hostile_text_is_read_alike_in_pieces(
     family = (
         ReasoningFamily("harmony", (), ("<think>",), ("</think>",))
         if style.name == "harmony"
-        else ReasoningFamily.default()
+        else THINK
     )
     one = make_answer_parser(family, style, TOOLS, opened=opened)
     other = make_answer_parser(family, style, TOOLS, opened=opened)
@@ -256,7 +256,7 @@ def test_ids_are_unique_and_as_long_as_the_family_wants() -> None:
 
 
 def test_calls_are_looked_for_behind_reasoning_only() -> None:
-    one = AnswerParser(ReasoningParser(ReasoningFamily.default()), parser("hermes"))
+    one = AnswerParser(ReasoningParser(THINK), parser("hermes"))
     said = f"<think>Shall I {FORMS['hermes']}?</think>\n\n{FORMS['hermes']}"
     parts = [*one.feed(said), *one.finish()]
     assert gather(parts) == ("", BOTH)
