@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from localchat.chat.conversation import Conversation, Node, NodeState
 from localchat.cli.chat.conversation_options import open_to_record
-from localchat.cli.chat.render_answer import ReceivedAnswer
+from localchat.cli.chat.received_answer import ReceivedAnswer
 from localchat.cli.resolve import Setup
 from localchat.engine.interface import Engine
 from localchat.errors import HistoryUnusable, LocalchatError

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from localchat.cli.chat.render_answer import ReceivedAnswer
+from localchat.cli.chat.received_answer import ReceivedAnswer
 from localchat.engine.events import Finished, Timings
 from localchat.engine.interface import EngineInfo
 from localchat.session.answer_builder import AnswerBuilder

@@ -4,6 +4,7 @@ This module does not import the history (sqlite): answer_record.py opens it whil
 """
 
 import re
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,15 +19,26 @@ from localchat.cli.chat.answer_record import AnswerRecord
 from localchat.cli.chat.ask_options import AskOptions
 from localchat.cli.chat.json_report import context_line, report
 from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
-from localchat.cli.chat.render_answer import AnswerDisplay, ReceivedAnswer, receive
+from localchat.cli.chat.received_answer import ReceivedAnswer
 from localchat.cli.resolve import Setup, opened_engine, owned, remember, request_for
-from localchat.cli.signals import deferred, terminate_gracefully
-from localchat.engine.events import Finished
+from localchat.cli.signals import deferred, immediate, terminate_gracefully
+from localchat.engine.events import (
+    Accepted,
+    Event,
+    Finished,
+    Loading,
+    Prefill,
+    Queued,
+    Reasoning,
+    Text,
+    ToolCall,
+)
 from localchat.engine.interface import Engine
 from localchat.engine.request import Messages, Prompt, TextPrompt
 from localchat.engine.stats_line import stats_line
 from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, LocalchatError
 from localchat.session.answer_builder import AnswerBuilder
+from localchat.session.progress import progress_words
 from localchat.session.view import HiddenView
 
 _MIN_CHARACTERS_PER_TOKEN = 2
@@ -146,10 +158,72 @@ class OneShot:
                 record.finish(self._engine, error)
 
     def _receive(self, prompt: Prompt) -> None:
-        """Send a prompt and receive the answer. Raises LocalchatError."""
+        """Send a prompt, and print the answer while it arrives. Raises LocalchatError.
+
+        Ctrl+C cancels the request between two events and keeps the text so far.
+        """
         request = request_for(self._settings, prompt, self._options.grammar)
         request = owned(request, self._settings, self._conversation.id)
-        receive(self._engine.generate(request), self._display(), self.answer)
+        stream = self._engine.generate(request)
+        begun = False
+        status = self.answer.status
+        status.begin()
+        try:
+            with stream:
+                events = iter(stream)
+                while True:
+                    # Ctrl+C takes effect only while waiting, so that no event is lost halfway.
+                    with immediate():
+                        event = next(events, None)
+                    if event is None:
+                        break
+                    has_progress = status.update(event)
+                    match event:
+                        case Text() | Reasoning() | ToolCall() if not begun:
+                            begun = True
+                            self._terminal.progress("")
+                            self._print_notes()
+                        case Queued() | Loading() | Prefill() if has_progress:
+                            self._terminal.progress(progress_words(status, time.monotonic()))
+                    self._take(event)
+                    if isinstance(event, Text) and self._has_enough():
+                        break
+        except KeyboardInterrupt:
+            self.answer.interrupted = True
+        finally:
+            self._terminal.progress("")
+
+    def _print_notes(self) -> None:
+        """Print what the loaded engine says about itself, before the first text."""
+        info = self._engine.info()
+        self._terminal.note(context_line(info))
+        if not self._options.raw_prompt:
+            self._terminal.warn(info.warning)
+        self._terminal.warn(info.loss)
+
+    def _take(self, event: Event) -> None:
+        """Add an event to the answer, and print its text."""
+        settings = self._settings
+        for choice in self.answer.choices:
+            choice.take(event)
+        match event:
+            case Text(choice=0, text=text) if not self._prints_whole:
+                self._terminal.answer(text)
+            case Reasoning(choice=0, text=text):
+                if not (settings.hide_reasoning or settings.quiet or self._options.as_json):
+                    self._terminal.reasoning(text)
+            case Accepted():
+                self.answer.accepted = event
+            case _:
+                pass  # the choices and the status have the rest
+
+    def _has_enough(self) -> bool:
+        """Return True if the answer has the code block that `--extract` prints."""
+        # With --stats and --json the answer must end by itself, because its metrics come last.
+        metrics_follow = self._options.as_json or self._settings.stats
+        if not self._options.extract or metrics_follow or self._settings.n > 1:
+            return False
+        return first_code_block(self.answer.choices[0].text, finished=False) is not None
 
     def _receive_fitting(self) -> None:
         """Send the conversation and receive the answer. Raises LocalchatError.
@@ -178,32 +252,6 @@ class OneShot:
             sent_messages(self._conversation),
             thinking=self._settings.think,
             think_budget=self._settings.think_budget,
-        )
-
-    def _display(self) -> AnswerDisplay:
-        settings = self._settings
-        options = self._options
-
-        def begin() -> None:
-            info = self._engine.info()
-            self._terminal.note(context_line(info))
-            if not options.raw_prompt:
-                self._terminal.warn(info.warning)
-            self._terminal.warn(info.loss)
-
-        # With --stats and --json the answer must end by itself, because its metrics come last.
-        stops_early = (
-            options.extract and not (options.as_json or settings.stats) and settings.n == 1
-        )
-        return AnswerDisplay(
-            self._terminal,
-            print_text=not self._prints_whole,
-            reasoning=not (settings.hide_reasoning or settings.quiet or options.as_json),
-            on_begin=begin,
-            is_enough=lambda: (
-                stops_early
-                and first_code_block(self.answer.choices[0].text, finished=False) is not None
-            ),
         )
 
     @property

@@ -9,7 +9,7 @@ from localchat.chat.conversation import Conversation, Question
 from localchat.cli.chat.ask_options import AskOptions
 from localchat.cli.chat.conversation_options import open_for_session
 from localchat.cli.chat.one_shot import OneShot, with_documents
-from localchat.cli.chat.render_answer import ReceivedAnswer
+from localchat.cli.chat.received_answer import ReceivedAnswer
 from localchat.cli.chat.repl import Repl
 from localchat.cli.chat.terminal_consent import open_consent
 from localchat.cli.resolve import Setup, opened_engine

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from localchat.cli.chat import ask, render_answer
-from localchat.cli.chat.render_answer import AnswerDisplay, ReceivedAnswer
+from localchat.cli.chat import ask
+from localchat.cli.chat.one_shot import OneShot
 from localchat.config.paths import find_paths
 from localchat.engine.events import Event, MetricsSnapshot
 from localchat.errors import (
@@ -330,7 +330,7 @@ def test_ctrl_c_before_the_engine_accepts_asks_it_nothing(
         raise KeyboardInterrupt
 
     asked: list[object] = []
-    monkeypatch.setattr(render_answer, "_collect", interrupting)
+    monkeypatch.setattr(OneShot, "_take", interrupting)
     monkeypatch.setattr(ScenarioEngine, "info", lambda engine: asked.append(engine))
     assert call(SCENARIOS["hello"], "hi").code == 130
     assert not asked
@@ -339,14 +339,14 @@ def test_ctrl_c_before_the_engine_accepts_asks_it_nothing(
 def test_json_of_an_interrupted_answer_says_cancelled_and_what_is_known(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collect = render_answer._collect
+    take = OneShot._take
 
-    def interrupting(answer: ReceivedAnswer, event: Event, display: AnswerDisplay) -> None:
+    def interrupting(one_shot: OneShot, event: Event) -> None:
         if isinstance(event, MetricsSnapshot):
             raise KeyboardInterrupt
-        collect(answer, event, display)
+        take(one_shot, event)
 
-    monkeypatch.setattr(render_answer, "_collect", interrupting)
+    monkeypatch.setattr(OneShot, "_take", interrupting)
     code, out, _ = call(SCENARIOS["slow"], "--json", "hi")
     told = json.loads(out)
     assert code == 130

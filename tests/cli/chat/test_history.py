@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from localchat.cli.chat.conversation_options import HISTORY_FILE
-from localchat.cli.chat.render_answer import ReceivedAnswer
+from localchat.cli.chat.one_shot import OneShot
 from localchat.config.paths import find_paths
 from localchat.engine.request import Message, Messages
-from localchat.engine.stream import Stream
 from tests.support.cli_program import DONE, SCENARIOS, ScriptedApp
 from tests.support.terminal_screen import Call, Screen
 
@@ -167,12 +166,11 @@ def test_a_refused_question_and_a_raw_prompt_are_not_kept(call: Call) -> None:
 def test_a_question_stopped_before_the_first_token_is_not_kept(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(stream: Stream, display: object, answer: ReceivedAnswer) -> ReceivedAnswer:
-        answer.interrupted = True
-        return answer
+    def stopped(one_shot: OneShot, prompt: object) -> None:
+        one_shot.answer.interrupted = True
 
     call(SCENARIOS["hello"], "question one")
-    monkeypatch.setattr("localchat.cli.chat.one_shot.receive", stopped)
+    monkeypatch.setattr(OneShot, "_receive", stopped)
     assert [one["title"] for one in conversations(call)] == ["question one"]
     assert call(SCENARIOS["hello"], "question two").code == 130
     assert [one["title"] for one in conversations(call)] == ["question one"]
