@@ -28,7 +28,7 @@ _GROUPS: Final = {
     "Tools": ("tools", "root", "tool_rounds", "yes"),
     "Memory and GPU": (
         *("context_length", "kv_cache_type", "window_only", "cache_ram_mib", "cache_disk_gb"),
-        *("no_cache_disk", "threads", "gpus", "gpu_layers", "experts_on_cpu", "require_gpu"),
+        *("threads", "gpus", "gpu_layers", "experts_on_cpu", "require_gpu"),
         *("vram_gb", "kv_gb", "quantize", "draft", "mmproj", "lora", "speculation"),
         *("anyway", "backend", "llamacpp_library", "dummy_weights"),
     ),
@@ -42,11 +42,11 @@ _LAST: Final = "Program"
 
 def grouped(options: Sequence[click.Option]) -> Iterator[tuple[str, list[click.Option]]]:
     """Yield each heading with its flags. The last one gets all flags without a heading."""
-    by_name = {option.name: option for option in options}
+    grouped_names = {name for names in _GROUPS.values() for name in names}
     for heading, names in _GROUPS.items():
-        members = [by_name.pop(name) for name in names if name in by_name]
+        members = [option for name in names for option in options if option.name == name]
         if heading == _LAST:
-            members += by_name.values()
+            members += [option for option in options if option.name not in grouped_names]
         if members:
             yield heading, members
 

@@ -7,7 +7,6 @@ variables and lines of the settings file fail with the same messages.
 import math
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -120,8 +119,6 @@ _THINK_VALUES: Final = {
 _UNDECIDED = "localchat.cli.options.undecided"
 """Key in the notes of the context for `--think=auto`, which a switch cannot express."""
 
-_NO_CACHE_DISK: Final = "--no-cache-disk"
-"""Name of the flag, and its key in the notes of the context."""
 AFTER_DASHES = "localchat.cli.options.after_dashes"
 """Key in the notes of the context. True if a `--` precedes the prompt."""
 ARGUMENTS = "localchat.cli.options.arguments"
@@ -173,7 +170,7 @@ def engine_options(
                 help="Stop before this text. Repeatable.",
             ),
         ]
-        decorators.append(partial(_no_cache_disk, cls=cls))
+        decorators.append(_no_cache_disk(cls))
         for decorator in reversed(decorators):
             function = decorator(function)
         return function
@@ -181,18 +178,9 @@ def engine_options(
     return decorate
 
 
-def _no_cache_disk(function: _Decorated, cls: type[click.Option] = click.Option) -> _Decorated:
-    """Add the flag for `--cache-disk 0`."""
-
-    def note(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
-        if is_given:
-            ctx.meta[_NO_CACHE_DISK] = True
-
+def _no_cache_disk(cls: type[click.Option]) -> Callable[[_Decorated], _Decorated]:
     about = "Store no KV cache on disk, like --cache-disk 0."
-    add = click.option(
-        _NO_CACHE_DISK, cls=cls, is_flag=True, expose_value=False, callback=note, help=about
-    )
-    return add(function)
+    return click.option("--no-cache-disk", "cache_disk_gb", cls=cls, flag_value="0", help=about)
 
 
 def load_flags(function: _Decorated) -> _Decorated:
@@ -202,7 +190,7 @@ def load_flags(function: _Decorated) -> _Decorated:
         for key, parameter in PARAMETERS.items()
         if parameter.loads
     ]
-    decorators.append(partial(_no_cache_disk, cls=SharedOption))
+    decorators.append(_no_cache_disk(SharedOption))
     for decorator in reversed(decorators):
         function = decorator(function)
     return function
@@ -264,8 +252,6 @@ def given_flags(ctx: click.Context) -> dict[str, "Given"]:
         ):
             continue
         settings[key] = Given(_as_setting(key, value), _flag_name(ctx, key))
-    if ctx.meta.get(_NO_CACHE_DISK):
-        settings["cache_disk_gb"] = Given("0", _NO_CACHE_DISK)
     if ctx.meta.get(_UNDECIDED):
         settings["think"] = Given("auto", _THINK)
     return settings

@@ -69,7 +69,7 @@ def test_long_help_lists_every_flag_under_a_heading(call: Call) -> None:
 @pytest.mark.parametrize("key", [*DEFAULT_SAMPLING, "n", "threads", "cache_disk_gb"])
 def test_help_states_the_default_of_a_setting(call: Call, key: str) -> None:
     command = import_module(VERBS["run"].module).prompt_command
-    (flag,) = (param for param in command.params if param.name == key)
+    flag = next(param for param in command.params if param.name == key)
     value = DEFAULT_SAMPLING.get(key, getattr(Settings(), key))
     assert f"Default: {value:g}" in flag.help or f"value, or {value:g}" in flag.help
 

@@ -52,7 +52,6 @@ def test_every_flag_that_is_a_setting_is_named_as_its_key() -> None:
     own = {"words", "files", "interactive", "extract", "as_json", "raw_prompt", "option"}
     own |= {"schema", "grammar", "regex", "require_complete", "yes"}
     own |= {"continue_last", "conversation"}
-    own |= {"no_cache_disk"}
     named = {param.name for param in ask.params} - own
     assert named | set(SAMPLING_KEYS) | set(SERVER_KEYS) == set(PARAMETERS)
 
