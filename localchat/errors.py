@@ -165,6 +165,13 @@ def reason(problem: Exception) -> str:
     return str(problem)
 
 
+def innermost(problem: BaseException) -> BaseException:
+    """Return the first error in groups of errors, as task groups raise them."""
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return problem
+
+
 @contextmanager
 def os_errors_as(
     kind: type[LocalchatError], sentence: str, *, hint: str = "", **details: Detail

@@ -8,6 +8,7 @@ selectors, direction marks, and zero-width spaces between Khmer words.
 """
 
 import codecs
+import re
 from typing import Final
 
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
@@ -56,6 +57,13 @@ def sanitize_line(text: str) -> str:
 def one_line(text: str) -> str:
     """Replace newlines by a visible sign: in a log, a name with one would pass for two messages."""
     return text.replace("\n", "\u240a")
+
+
+def fenced(text: str, language: str = "") -> str:
+    """Return text as a Markdown code block, with a fence that the text does not end."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 _SAMPLE_BYTES: Final = 4096

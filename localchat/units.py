@@ -50,7 +50,7 @@ def counted(count: int, noun: str) -> str:
 
 def tokens(count: int) -> str:
     """Format a token count: `32,768 tokens`, `1 token`."""
-    return f"{count:,} token{'' if count == 1 else 's'}"
+    return counted(count, "token")
 
 
 def rate(per_second: float) -> str:

@@ -16,6 +16,7 @@ from localchat.batch.output_file import (
     BatchResponse,
     answer_id,
 )
+from localchat.errors import innermost
 
 _SPARE_SHARE: Final = 4
 _MIN_SPARE: Final = 2
@@ -176,7 +177,7 @@ class BatchRun:
                     for _ in range(min(server.clients, self._limit)):
                         group.create_task(work())
             except BaseExceptionGroup as problems:
-                raise _first(problems) from None
+                raise innermost(problems) from None
 
     async def _answer(self, client: BatchClient, server: BatchServer, raw: RawLine) -> BatchAnswer:
         line = self.source.parse(raw)
@@ -220,10 +221,3 @@ def _body(line: BatchLine, server: BatchServer) -> dict[str, Any]:
 def _count(usage: dict[str, Any], name: str) -> int:
     value = usage.get(name)
     return value if isinstance(value, int) else 0
-
-
-def _first(problems: BaseExceptionGroup) -> BaseException:
-    problem: BaseException = problems
-    while isinstance(problem, BaseExceptionGroup):
-        problem = problem.exceptions[0]
-    return problem

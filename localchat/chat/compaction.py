@@ -22,6 +22,7 @@ from localchat.engine.events import Done, Event, MetricsSnapshot, Prefill
 from localchat.engine.interface import EngineInfo
 from localchat.engine.request import GenerateRequest, Message, Messages, Sampling
 from localchat.errors import ContextExceeded, UsageError
+from localchat.fit.memory_plan import largest
 
 _ASK: Final = (
     "Below is {part} of a conversation between a user and an assistant. Write a summary of it that lets the "
@@ -175,17 +176,8 @@ class Compaction:
                 prompt_tokens=base,
                 context_tokens=self._allowed + self.summary_tokens,
             )
-        if self._fits(len(self._text)):
-            return unread
-        low = 1
-        high = -(-unread // step)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._fits(start + middle * step):
-                low = middle
-            else:
-                high = middle
-        return min(low * step, unread)
+        longest = largest(lambda length: self._fits(start + length), unread, step)
+        return max(longest, min(step, unread))
 
     def _fits(self, end: int) -> bool:
         return self._count(self._messages(end)) <= self._allowed

@@ -17,6 +17,7 @@ from localchat.chat.titles import title_for
 from localchat.engine.attachments import data_url, described_content
 from localchat.engine.request import Attachment
 from localchat.engine.stats_line import stats_line
+from localchat.sanitize import fenced
 from localchat.units import moment
 
 _NAMES: Final = {"user": "User", "assistant": "Assistant", "system": "System", "tool": "Tool"}
@@ -67,14 +68,12 @@ def _markdown(node: Node, *, not_sent: bool, embed: bool) -> list[str]:
         parts += [message.content, *map(_embedded, message.attachments)]
     elif message.role == "tool":
         # A result is data: its Markdown must not become that of the document.
-        fence = _fence(message.content)
-        parts.append(f"{fence}\n{message.content}\n{fence}")
+        parts.append(fenced(message.content))
     elif message.content or message.attachments:
         parts.append(described_content(message))
     for call in message.tool_calls:
         parts.append(f"*Calls the tool `{_one_line(call.name)}`:*")
-        fence = _fence(call.arguments)
-        parts.append(f"{fence}json\n{call.arguments}\n{fence}")
+        parts.append(fenced(call.arguments, "json"))
     notes = []
     if node.run is not None:
         notes.append(f"Tool `{message.name}`: {node.run.state} in {node.run.seconds:.1f} s.")
@@ -177,9 +176,3 @@ def _without_lone_surrogates(text: str) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _fence(text: str) -> str:
-    """Return a code fence longer than any in the text."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    return "`" * max(3, longest + 1)

@@ -59,11 +59,6 @@ class Unreadable(UsageError):
     """Raised for unreadable files. `message` is the end of a sentence that starts with the file name."""
 
 
-def is_markup(name: str, head: bytes) -> bool:
-    """Return whether a file needs more than decoding to be read."""
-    return kind_of(name, head) in ("pdf", "docx", "html")
-
-
 def kind_of(name: str, head: bytes) -> str:
     """Return `pdf`, `docx`, `html`, `binary` or `text`.
 
@@ -98,6 +93,14 @@ def read_document(name: str, data: bytes) -> DocumentText:
     if "\0" in text:
         raise Unreadable(f"is {binary_kind(name, data)}")
     return DocumentText((Page(0, text),), by_line=True)
+
+
+def marked_text(name: str, data: bytes) -> str:
+    """Return the text of a file (see DocumentText.marked). Raises UsageError with its name."""
+    try:
+        return read_document(name, data).marked()
+    except Unreadable as problem:
+        raise UsageError(f"{name} {problem.message}", hint=problem.hint) from problem
 
 
 def decoded(data: bytes) -> str:

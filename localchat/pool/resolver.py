@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from localchat.config.paths import Paths
+from localchat.config.paths import Paths, file_state
 from localchat.config.settings import Settings
 from localchat.engine.options import EngineOptions
 from localchat.errors import ModelMissing
@@ -113,7 +113,7 @@ class ModelResolver:
         self._max_slots = max_slots
         self._more_slots = more_slots
         self._models: tuple[float, tuple[ModelCard, ...]] = (0.0, ())
-        self._inspected: dict[tuple[Path, int, int], Inspection] = {}
+        self._inspected: dict[tuple[Path, int, int, int], Inspection] = {}
         """Inspected headers by path, date and size of the file."""
 
     def resolve(self, name: str) -> "ModelSpec":
@@ -183,7 +183,7 @@ class ModelResolver:
         for model in (own, *models):
             if model.path is None or model.trouble:
                 continue
-            key = _file_state(model.path)
+            key = (model.path, *file_state(model.path))
             inspection = self._inspected.get(key) or inspect(model, vocabulary=True)
             inspected[key] = inspection
             if inspection.trouble:
@@ -199,7 +199,7 @@ class ModelResolver:
     def _card(
         self, name: str, path: Path, facts: "ModelDescription | None", size_bytes: int = 0
     ) -> ModelCard:
-        _, changed_ns, size = _file_state(path)
+        _, changed_ns, size = file_state(path)
         created = changed_ns // 1_000_000_000
         if facts is None:
             return ModelCard(name, created, size_bytes=size_bytes or size)
@@ -213,12 +213,3 @@ class ModelResolver:
             size_bytes or size,
             facts.abilities,
         )
-
-
-def _file_state(path: Path) -> tuple[Path, int, int]:
-    """Return path, time of change and size of a file, zeros without a file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return path, 0, 0
-    return path, status.st_mtime_ns, status.st_size

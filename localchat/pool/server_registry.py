@@ -106,8 +106,6 @@ def _file(path: Path) -> StateFile[Registration | None]:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
     except OSError:
-        return False  # the id now belongs to another user's process
+        return False  # it has ended, or the id now belongs to another user's process
     return True

@@ -20,7 +20,7 @@ import httpx2
 import msgspec
 
 from localchat.config.mcp_servers import McpServer, prompt_command, tool_name
-from localchat.errors import LocalchatError, UsageError, reason
+from localchat.errors import LocalchatError, UsageError, innermost, reason
 from localchat.sanitize import sanitize, sanitize_line
 from localchat.tools.tool import Effect, Plan, ServerPrompt, Tool, ToolError, bounded
 
@@ -110,7 +110,7 @@ class McpConnection:
                 try:
                     await self._hold(self._stdio(), mode)
                 except Exception as problem:
-                    is_refusal = isinstance(_innermost(problem), MCPError)
+                    is_refusal = isinstance(innermost(problem), MCPError)
                     if mode == "auto" or self._started.is_set() or not is_refusal:
                         raise
                 else:
@@ -155,7 +155,7 @@ class McpConnection:
     def _cause(self, problem: BaseException) -> str:
         import pydantic
 
-        problem = _innermost(problem)
+        problem = innermost(problem)
         if isinstance(problem, pydantic.ValidationError):
             text = f"it sent an invalid {problem.title}"
         elif isinstance(problem, OSError):
@@ -381,13 +381,6 @@ class McpConnection:
             ) as streams,
         ):
             yield streams
-
-
-def _innermost(problem: BaseException) -> BaseException:
-    """Return the first error in groups of errors."""
-    while isinstance(problem, BaseExceptionGroup):
-        problem = problem.exceptions[0]
-    return problem
 
 
 def _text(parts: Sequence[Any]) -> str:

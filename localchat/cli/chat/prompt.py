@@ -81,13 +81,10 @@ def _read_file(name: str, notify: Notify) -> str | Attachment:
         raise UsageError(f"{name} cannot be read: {problem.strerror}") from problem
     if media_format(data[:HEAD_BYTES]) is not None:
         return make_attachment(data, path.name)
-    from localchat.documents.pages import Unreadable, is_markup, read_document
+    from localchat.documents.pages import kind_of, marked_text
 
-    if is_markup(name, data[:8192]):
-        try:
-            return read_document(name, data).marked()
-        except Unreadable as problem:
-            raise UsageError(f"{name} {problem.message}", hint=problem.hint) from problem
+    if kind_of(name, data[:8192]) in ("pdf", "docx", "html"):
+        return marked_text(name, data)
     if (wide := utf16_text(data)) is not None:
         return wide
     if b"\0" in data:

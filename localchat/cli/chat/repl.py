@@ -22,6 +22,7 @@ from localchat.cli.chat.json_report import context_line
 from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
 from localchat.cli.chat.session_context import session_context
 from localchat.cli.chat.terminal_consent import TerminalConsent, open_consent
+from localchat.cli.output import table
 from localchat.cli.resolve import Setup, model_label, opened_engine, remember
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
@@ -552,9 +553,8 @@ class Repl:
             for row in LINE_COMMANDS
         ]
         rows += _KEYS_HELP
-        width = max(len(name) for name, _ in rows)
-        for name, about in rows:
-            self._terminal.print_line(f"{name:<{width}}  {about}")
+        for line in table((), rows):
+            self._terminal.print_line(line)
 
     def _print_history(self) -> None:
         with suppress(HistoryUnusable):  # `recorder.trouble` reports it

@@ -178,9 +178,12 @@ def _other_model_lines(page: FitPage, paths: "Paths", machine: "Machine") -> Ite
     if page.memory_bytes:
         computer = f"a computer with {page.memory_bytes / 1e9:g} GB"
     yield f"{reason}Models that suit {computer} better:"
-    width = max(len(recommendation.command) for recommendation in recommendations)
-    for recommendation in reversed(recommendations):
-        yield f"  {recommendation.command:<{width}}  {recommendation.summary}"
+    rows = [
+        (recommendation.command, recommendation.summary)
+        for recommendation in reversed(recommendations)
+    ]
+    for line in table((), rows):
+        yield f"  {line}"
 
 
 def _table_lines(page: FitPage, best: "QuantizationRow | None") -> Iterator[str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from localchat.cli.context import AppContext
 from localchat.cli.group import DefaultGroup
-from localchat.cli.output import print_json, print_lines
+from localchat.cli.output import print_json, print_lines, table
 from localchat.cli.streams import tell
 from localchat.config.mcp_servers import McpServer, as_table
 from localchat.config.paths import find_paths
@@ -48,14 +48,11 @@ def list_servers(app: AppContext, as_json: bool) -> None:
             "localchat: there are no MCP servers yet; localchat config mcp add NAME COMMAND adds one"
         )
         return
-    width = max(map(len, servers))
-    print_lines(
-        app.environ,
-        [
-            f"{name:<{width}}  {server.url or ' '.join((server.command, *server.args))}"
-            for name, server in servers.items()
-        ],
-    )
+    rows = [
+        (name, server.url or " ".join((server.command, *server.args)))
+        for name, server in servers.items()
+    ]
+    print_lines(app.environ, table((), rows))
 
 
 @command.command(
