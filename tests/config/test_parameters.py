@@ -4,7 +4,7 @@ import click
 import msgspec
 import pytest
 
-from localchat.cli.options import engine_options, load_flags
+from localchat.cli.options import engine_options, given_flags, load_flags
 from localchat.config.parameters import PARAMETERS
 from localchat.config.settings import Given, Settings, convert
 
@@ -50,6 +50,24 @@ def test_a_row_makes_an_option_for_prompts_and_loads() -> None:
     rows = PARAMETERS.items()
     assert prompt_keys >= {key for key, parameter in rows if parameter.has_option}
     assert load_keys == {key for key, parameter in rows if parameter.loads}
+
+
+@pytest.mark.parametrize(
+    ("args", "value"),
+    [
+        ("--no-cache-disk", "0"),
+        ("--cache-disk 4 --no-cache-disk", "0"),
+        ("--no-cache-disk --cache-disk 4", "4"),
+    ],
+)
+def test_the_last_flag_of_the_disk_cache_wins(args: str, value: str) -> None:
+    @click.command()
+    @load_flags
+    @click.pass_context
+    def load(ctx: click.Context, /, **_: object) -> object:
+        return given_flags(ctx)["cache_disk_gb"].value
+
+    assert load.main(args.split(), standalone_mode=False) == value
 
 
 def test_every_field_is_a_row() -> None:
