@@ -180,6 +180,7 @@ class LlamaCppRunner:
         self._sampler = Sampler(vocab_size)
         self._sequences: dict[int, _SequenceState] = {}
         self._watch = ThreadWatch(spec.threads)
+        self._flash_attention = spec.flash_attention
         self._threads = spec.threads
         """Threads of the native context."""
         self._on_gpu = on_gpu
@@ -469,8 +470,7 @@ class LlamaCppRunner:
             if (moved or row.tokens is LAST) and not begin:
                 self._batch.replace(first_output, step.tokens[number][0])
             first_output += end - begin
-        # Flash attention divides the keys of a lone row among the threads, so its bits depend on their number.
-        self._use_threads(self._watch.most if step.plan.exact else self._watch.threads)
+        self._use_threads(self._step_threads(step.plan))
         if self._adapters is not None:
             self._adapters.apply(self._context, part.adapters)
         if part.media is not None:
@@ -587,14 +587,22 @@ class LlamaCppRunner:
             return (0,) * len(plan.rows)
         return tuple(self._slots.earliest(row.slot) for row in plan.rows)
 
+    def _step_threads(self, plan: StepPlan) -> int:
+        """Return the threads of a step. Flash attention divides the keys of a lone row among them.
+
+        So its bits depend on their number. Those of plain attention do not.
+        """
+        if plan.exact and self._flash_attention:
+            return self._watch.most
+        return self._watch.threads
+
     def _use_threads(self, threads: int) -> None:
         if threads != self._threads:
             self._threads = threads
             self._api.llama_set_n_threads(self._context, threads, threads)
 
     def _thread_notes(self, plan: StepPlan, tokens: int, elapsed_s: float) -> tuple[str, ...]:
-        if plan.exact and self._watch.threads < self._watch.most:
-            # The step ran with more threads than the watch chose.
+        if self._step_threads(plan) != self._watch.threads:
             return ()
         note = self._watch.step(tokens, self._slots.cells, elapsed_s, time.monotonic())
         if not note:

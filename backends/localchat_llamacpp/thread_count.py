@@ -2,7 +2,7 @@
 
 llama.cpp's threads wait for each other at every operation: one core lost to another program makes the others
 spin, and a step takes several times as long. One thread fewer is then faster. Now and then the thread is tried
-again. It stays if steps are not slower with it, even where a token is as fast without: prompts need all threads.
+again. It stays if steps are not slower with it, even if a token is as fast without: prompts need all threads.
 """
 
 import statistics

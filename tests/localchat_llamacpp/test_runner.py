@@ -14,6 +14,7 @@ from localchat.backend_api.interface import (
     LogitsPosition,
     Mask,
     SamplingParams,
+    StepPlan,
     StepRow,
     Truncate,
     Widths,
@@ -51,6 +52,29 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(
     pieces.prefill(PROMPT, chunk=chunk)
     tolerance = CLOSE if kv_type == "f16" else 0.5
     assert np.abs(_logits_of_last(whole) - _logits_of_last(pieces)).max() < tolerance
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba"])
+def test_plain_attention_gives_the_same_bits_with_any_number_of_threads(
+    start: Start, name: str
+) -> None:
+    rows = []
+    for threads in (1, 2, 3):
+        driver = start(name, threads=threads)
+        driver.prefill(PROMPT, chunk=64)
+        rows.append(_logits_of_last(driver))
+    assert np.array_equal(rows[0], rows[1]) and np.array_equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize(("flash", "threads"), [(False, 1), (True, 2)])
+def test_steps_whose_bits_count_give_up_a_thread_only_without_flash_attention(
+    start: Start, flash: bool, threads: int
+) -> None:
+    runner = start(flash=flash, threads=2).runner
+    assert isinstance(runner, LlamaCppRunner)
+    runner._watch.threads = 1
+    assert runner._step_threads(StepPlan(0, (), (), exact=True)) == threads
+    assert runner._step_threads(StepPlan(0, (), ())) == 1
 
 
 @pytest.mark.parametrize(
