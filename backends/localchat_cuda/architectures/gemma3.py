@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from localchat_cuda.architectures import gemma2
 from localchat_cuda.architectures.family import Family, GgufTraits
-from localchat_cuda.architectures.gemma2 import forward
 
 FAMILY = Family(
     name="gemma3",
@@ -36,5 +35,4 @@ FAMILY = Family(
     head_cap_field="final_logit_softcapping",
     scaled_embedding=True,
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = gemma2.forward

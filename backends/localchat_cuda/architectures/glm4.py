@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from localchat_cuda.architectures import phi3
+from localchat_cuda.architectures import gemma2, phi3
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.gemma2 import forward
 
 if TYPE_CHECKING:
     import torch
@@ -55,5 +54,4 @@ FAMILY = Family(
     defaults={"head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5},
     qkv_bias="optional",
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = gemma2.forward

@@ -7,7 +7,6 @@ the last one, is not loaded.
 from dataclasses import replace
 
 from localchat_cuda.architectures import deepseek_v2
-from localchat_cuda.architectures.deepseek_v2 import forward
 from localchat_cuda.architectures.family import Family
 
 FAMILY = Family(
@@ -37,5 +36,4 @@ FAMILY = Family(
     },
     intermediate_field="moe_intermediate_size",
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = deepseek_v2.forward

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import ExpertTraits, Family
-from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import ExpertNames
 
 FAMILY = Family(
@@ -39,5 +38,4 @@ FAMILY = Family(
     windows="pattern",
     experts=ExpertTraits(clamped=True, fixed_formats="its experts support bf16 and MXFP4"),
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

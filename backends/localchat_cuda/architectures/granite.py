@@ -6,7 +6,6 @@ which no norm notices, and the last norm contains the divisor of the logits, so 
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family, GgufTraits
-from localchat_cuda.architectures.llama import forward
 
 FAMILY = Family(
     name="granite",
@@ -16,5 +15,4 @@ FAMILY = Family(
     gguf=GgufTraits(paired_rows=True),
     multipliers=True,
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family, GgufTraits
-from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import RecurrentNames
 
 MAMBA = {"in": ("mamba.in_proj",), "out": ("mamba.out_proj",)}
@@ -38,5 +37,4 @@ FAMILY = Family(
         paired_rows=True,
     ),
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

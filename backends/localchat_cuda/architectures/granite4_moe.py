@@ -5,8 +5,7 @@ IBM, 2025 (github.com/ibm-granite/granite-4.0-language-models).
 
 from dataclasses import replace
 
-from localchat_cuda.architectures import granite4, granite_moe
-from localchat_cuda.architectures.llama import forward
+from localchat_cuda.architectures import granite4, granite_moe, llama
 
 FAMILY = replace(
     granite_moe.FAMILY,
@@ -21,5 +20,4 @@ FAMILY = replace(
     defaults={**granite_moe.FAMILY.defaults, "shared_intermediate_size": 1024},
     unrotated_by="position_embedding_type",
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

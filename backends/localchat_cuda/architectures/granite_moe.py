@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import ExpertTraits, Family
-from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import ExpertNames
 
 FAMILY = Family(
@@ -33,5 +32,4 @@ FAMILY = Family(
     multipliers=True,
     experts=ExpertTraits(normalized=True),
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

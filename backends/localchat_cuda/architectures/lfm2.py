@@ -6,8 +6,8 @@ names, and state the columns of the MLP before their adjustment.
 
 from typing import Any
 
+from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family, GgufTraits
-from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import Names, RecurrentNames
 
 
@@ -89,5 +89,4 @@ FAMILY = Family(
         },
     ),
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

@@ -6,9 +6,8 @@ Liquid AI, 2025 (huggingface.co/docs/transformers/model_doc/lfm2_moe).
 from dataclasses import replace
 from typing import Any
 
-from localchat_cuda.architectures import lfm2
+from localchat_cuda.architectures import lfm2, llama
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import ExpertNames
 
 
@@ -44,5 +43,4 @@ FAMILY = Family(
     intermediate_field="moe_intermediate_size",
     canonical=canonical,
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

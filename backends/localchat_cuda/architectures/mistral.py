@@ -5,7 +5,6 @@ Mistral AI, 2023 (arXiv 2310.06825). Of models that read images, only the text p
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.llama import forward
 
 FAMILY = Family(
     name="mistral",
@@ -20,5 +19,4 @@ FAMILY = Family(
     defaults={"sliding_window": 4096, "num_key_value_heads": 8},
     windows="all",
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

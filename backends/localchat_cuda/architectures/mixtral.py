@@ -5,9 +5,8 @@ Mistral AI, 2024 (arXiv 2401.04088).
 
 from dataclasses import replace
 
-from localchat_cuda.architectures import mistral
+from localchat_cuda.architectures import llama, mistral
 from localchat_cuda.architectures.family import ExpertTraits, Family
-from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import ExpertNames
 
 FAMILY = Family(
@@ -26,5 +25,4 @@ FAMILY = Family(
     windows="all",
     experts=ExpertTraits(normalized=True, windowed=True),
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

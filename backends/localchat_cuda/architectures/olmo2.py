@@ -5,9 +5,8 @@ OLMo Team, 2024 (arXiv 2501.00656). Layers read the residual itself, without a n
 
 from dataclasses import replace
 
-from localchat_cuda.architectures import llama
+from localchat_cuda.architectures import gemma2, llama
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.gemma2 import forward
 
 FAMILY = Family(
     name="olmo2",
@@ -24,5 +23,4 @@ FAMILY = Family(
     ),
     defaults={"rms_norm_eps": 1e-5},
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = gemma2.forward

@@ -5,7 +5,6 @@ OLMo Team, 2025 (arXiv 2512.13961).
 
 from localchat_cuda.architectures import olmo2
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.olmo2 import forward
 
 FAMILY = Family(
     name="olmo3",
@@ -21,5 +20,4 @@ FAMILY = Family(
     },
     windows="pattern",
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = olmo2.forward

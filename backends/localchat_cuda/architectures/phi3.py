@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family, GgufTraits
-from localchat_cuda.architectures.llama import forward
 
 FAMILY = Family(
     name="phi3",
@@ -31,5 +30,4 @@ FAMILY = Family(
     ),
     windows="all",
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

@@ -5,9 +5,8 @@ Qwen Team, 2024 (arXiv 2407.10671).
 
 from dataclasses import replace
 
-from localchat_cuda.architectures import qwen2, qwen3_moe
+from localchat_cuda.architectures import llama, qwen2, qwen3_moe
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.llama import forward
 
 EXPERTS = replace(
     qwen3_moe.EXPERTS,
@@ -33,5 +32,4 @@ FAMILY = Family(
     windows="all",
     window_switch=True,
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family, GgufTraits
-from localchat_cuda.architectures.llama import forward
 
 FAMILY = Family(
     name="qwen3",
@@ -26,5 +25,4 @@ FAMILY = Family(
     windows="late",
     window_switch=True,
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

@@ -9,7 +9,6 @@ from dataclasses import replace
 from localchat_cuda.architectures import qwen3_next
 from localchat_cuda.architectures.family import Family
 from localchat_cuda.architectures.names import RecurrentNames
-from localchat_cuda.architectures.qwen3_next import forward
 
 FAMILY = Family(
     name="qwen3_5",
@@ -26,5 +25,4 @@ FAMILY = Family(
     defaults={**qwen3_next.HYBRID_DEFAULTS, "num_key_value_heads": 4},
     windows="all",
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = qwen3_next.forward

@@ -5,9 +5,8 @@ Qwen Team, 2026. Checkpoints store each expert apart, or all of a layer in one t
 
 from dataclasses import replace
 
-from localchat_cuda.architectures import qwen2_moe, qwen3_5
+from localchat_cuda.architectures import qwen2_moe, qwen3_5, qwen3_next
 from localchat_cuda.architectures.family import ExpertTraits, Family
-from localchat_cuda.architectures.qwen3_next import HYBRID_DEFAULTS, forward
 
 FAMILY = Family(
     name="qwen3_5_moe",
@@ -19,7 +18,7 @@ FAMILY = Family(
         ),
     ),
     defaults={
-        **HYBRID_DEFAULTS,
+        **qwen3_next.HYBRID_DEFAULTS,
         "num_key_value_heads": 2,
         "num_experts": 256,
         "num_experts_per_tok": 8,
@@ -28,5 +27,4 @@ FAMILY = Family(
     windows="all",
     experts=ExpertTraits(normalized=True),
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = qwen3_next.forward

@@ -5,9 +5,8 @@ Qwen Team, 2025 (arXiv 2505.09388).
 
 from dataclasses import replace
 
-from localchat_cuda.architectures import qwen3
+from localchat_cuda.architectures import llama, qwen3
 from localchat_cuda.architectures.family import Family
-from localchat_cuda.architectures.llama import forward
 from localchat_cuda.architectures.names import ExpertNames
 
 EXPERTS = ExpertNames(
@@ -29,5 +28,4 @@ FAMILY = Family(
     windows="all",
     window_switch=True,
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward

@@ -5,7 +5,6 @@ ByteDance Seed, 2025 (github.com/ByteDance-Seed/seed-oss).
 
 from localchat_cuda.architectures import qwen2
 from localchat_cuda.architectures.family import Family, GgufTraits
-from localchat_cuda.architectures.qwen2 import forward
 
 FAMILY = Family(
     name="seed_oss",
@@ -16,5 +15,4 @@ FAMILY = Family(
     gguf=GgufTraits(names={"post_attention_norm": "post_attention_layernorm"}),
     qkv_bias="required",
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = qwen2.forward

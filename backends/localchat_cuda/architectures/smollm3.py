@@ -5,7 +5,6 @@ Hugging Face, 2025 (huggingface.co/blog/smollm3); layers without positions: Yang
 
 from localchat_cuda.architectures import llama
 from localchat_cuda.architectures.family import Family, GgufTraits
-from localchat_cuda.architectures.llama import forward
 
 FAMILY = Family(
     name="smollm3",
@@ -18,5 +17,4 @@ FAMILY = Family(
     window_switch=True,
     unrotated_by="no_rope_layers",
 )
-
-__all__ = ["FAMILY", "forward"]
+forward = llama.forward
