@@ -12,20 +12,14 @@ Lin et al., 2023 (arXiv 2306.00978).
 import torch
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.weights.source import LoadTarget
+from localchat_cuda.weights.formats.weight_format import WeightFormat
 
 
-class Awq:
-    """See formats.WeightFormat."""
+class Awq(WeightFormat):
+    """See WeightFormat."""
 
-    def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
-        self.target = target
-        self.quantization = quantization
-
-    def holds(self, prefix: str) -> bool:
-        return self.target.source.has(f"{prefix}.qweight")
+    suffixes = (".qweight",)
 
     def part(self, prefix: str, n: int, k: int) -> w4_pack.W4:
         groups = k // self.quantization.group

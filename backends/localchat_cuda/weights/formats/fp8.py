@@ -13,25 +13,14 @@ Letters: N output and K input features.
 import torch
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, W8, padded
-from localchat_cuda.weights.source import LoadTarget
-
-_NAMES = {0: "weight_scale", BLOCK: "weight_scale_inv"}
-"""Names of the scales by the group in config.json. A checkpoint may have either name."""
+from localchat_cuda.weights.formats.weight_format import WeightFormat
 
 
-class Fp8:
-    """See formats.WeightFormat."""
+class Fp8(WeightFormat):
+    """See WeightFormat."""
 
-    def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
-        self.target = target
-        self.group = quantization.group
-        first = _NAMES[self.group]
-        self.names = sorted(_NAMES.values(), key=lambda name: name != first)
-
-    def holds(self, prefix: str) -> bool:
-        return any(self.target.source.has(f"{prefix}.{name}") for name in self.names)
+    suffixes = (".weight_scale", ".weight_scale_inv")
 
     def part(self, prefix: str, n: int, k: int) -> W8:
         codes = self.target.tensor(f"{prefix}.weight", (n, k), E4M3)
@@ -39,11 +28,13 @@ class Fp8:
 
     def _scales(self, prefix: str, n: int, k: int) -> torch.Tensor:
         source = self.target.source
-        suffixes = [suffix for suffix in self.names if source.has(f"{prefix}.{suffix}")]
-        name = f"{prefix}.{(suffixes or self.names)[0]}"
+        # A checkpoint may have either name, whatever the group in config.json.
+        usual = prefix + self.suffixes[self.quantization.group > 0]
+        names = (usual, *(prefix + suffix for suffix in self.suffixes))
+        name = next(filter(source.has, names), usual)
         blocks = (-(-n // BLOCK), -(-k // BLOCK))
         shape = source.shape(name)
-        if shape is None and self.group:
+        if shape is None and self.quantization.group:
             shape = blocks
         elif shape is None:
             shape = (n,)

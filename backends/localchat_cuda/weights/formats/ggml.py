@@ -1,16 +1,13 @@
 """Block formats of a GGUF file, in which each tensor has its own number format."""
 
 from localchat_cuda.kernels.ggml import pack as ggml_pack
+from localchat_cuda.weights.formats.weight_format import WeightFormat
 from localchat_cuda.weights.gguf_source import GgufWeights
 from localchat_cuda.weights.meta_weights import MetaWeights
-from localchat_cuda.weights.source import LoadTarget
 
 
-class Ggml:
-    """See formats.WeightFormat."""
-
-    def __init__(self, target: LoadTarget) -> None:
-        self.target = target
+class Ggml(WeightFormat):
+    """See WeightFormat."""
 
     def holds(self, prefix: str) -> bool:
         source = self.target.source

@@ -28,6 +28,7 @@ from localchat_cuda.weights.formats.repack import (
     unpack_codes,
 )
 from localchat_cuda.weights.formats.weight import Weight
+from localchat_cuda.weights.formats.weight_format import WeightFormat
 from localchat_cuda.weights.source import LoadTarget
 from localchat_cuda.weights.values import all_true
 
@@ -60,32 +61,23 @@ class _GptqTensors(NamedTuple):
         return (1 << self.bits) - 1
 
 
-class Gptq:
-    """See formats.WeightFormat."""
+class Gptq(WeightFormat):
+    """See WeightFormat."""
+
+    suffixes = (".qweight",)
 
     def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
-        self.target = target
-        self.quantization = quantization
+        super().__init__(target, quantization)
         self.zeros_minus_one = quantization.zeros_minus_one
         """Convention of the zeros, corrected when a layer clearly contradicts it."""
-
-    def holds(self, prefix: str) -> bool:
-        return self.target.source.has(f"{prefix}.qweight")
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
         stored = self._read(prefix, n, k)
         if not stored.words.is_meta:
             self._detect_convention(stored)
         zeros = self._zeros(stored)
-        return pack_weight(
-            prefix,
-            stored.codes,
-            stored.scales.t(),
-            zeros,
-            stored.order,
-            stored.bits,
-            symmetric=self.quantization.symmetric,
-        )
+        scales = stored.scales.t()
+        return pack_weight(prefix, stored.codes, scales, zeros, self.quantization, stored.order)
 
     def _read(self, prefix: str, n: int, k: int) -> _GptqTensors:
         size = group_size(prefix, k, self.quantization.group)

@@ -13,21 +13,15 @@ Xiao et al., 2022 (arXiv 2211.10438).
 import torch
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.repack import INT8_MIDDLE, group_size, pack_weight
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.source import LoadTarget
+from localchat_cuda.weights.formats.weight_format import WeightFormat
 
 
-class Int8:
-    """See formats.WeightFormat."""
+class Int8(WeightFormat):
+    """See WeightFormat."""
 
-    def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
-        self.target = target
-        self.quantization = quantization
-
-    def holds(self, prefix: str) -> bool:
-        return self.target.source.has(f"{prefix}.weight_scale")
+    suffixes = (".weight_scale",)
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
         groups = k // group_size(prefix, k, self.quantization.group)
@@ -39,9 +33,7 @@ class Int8:
         if not self.quantization.symmetric:
             stored = self._sides(f"{prefix}.weight_zero_point", n, groups, torch.int8)
             zeros = stored.short() + INT8_MIDDLE
-        return pack_weight(
-            prefix, codes, scales, zeros, None, 8, symmetric=self.quantization.symmetric
-        )
+        return pack_weight(prefix, codes, scales, zeros, self.quantization)
 
     def _sides(self, name: str, n: int, groups: int, dtype: torch.dtype) -> torch.Tensor:
         """Return scales or zeros [N, G]."""

@@ -12,18 +12,14 @@ import torch
 
 from localchat.errors import ModelInvalid
 from localchat_cuda.kernels.fp8_int8.pack import E4M3, MX_GROUP, MX_MOST, W8, padded
-from localchat_cuda.weights.source import LoadTarget
+from localchat_cuda.weights.formats.weight_format import WeightFormat
 from localchat_cuda.weights.values import all_true
 
 
-class Mxfp8:
-    """See formats.WeightFormat."""
+class Mxfp8(WeightFormat):
+    """See WeightFormat."""
 
-    def __init__(self, target: LoadTarget) -> None:
-        self.target = target
-
-    def holds(self, prefix: str) -> bool:
-        return self.target.source.has(f"{prefix}.weight_scale")
+    suffixes = (".weight_scale",)
 
     def part(self, prefix: str, n: int, k: int) -> W8:
         codes = self.target.tensor(f"{prefix}.weight", (n, k), E4M3)

@@ -18,7 +18,7 @@ import torch
 from localchat.errors import ModelInvalid
 from localchat_cuda.kernels.fp8_int8.pack import E4M3
 from localchat_cuda.kernels.ggml import pack as ggml_pack
-from localchat_cuda.weights.source import LoadTarget
+from localchat_cuda.weights.formats.weight_format import WeightFormat
 from localchat_cuda.weights.values import all_true
 
 _PACKED = "weight_packed"
@@ -29,15 +29,10 @@ _NAN = 0x7F
 """E4m3 code of no number. Larger codes are negative."""
 
 
-class Nvfp4:
-    """See formats.WeightFormat."""
+class Nvfp4(WeightFormat):
+    """See WeightFormat."""
 
-    def __init__(self, target: LoadTarget) -> None:
-        self.target = target
-
-    def holds(self, prefix: str) -> bool:
-        source = self.target.source
-        return source.has(f"{prefix}.{_PACKED}") or source.has(f"{prefix}.{_NUMBER}")
+    suffixes = (f".{_PACKED}", f".{_NUMBER}")
 
     def part(self, prefix: str, n: int, k: int) -> ggml_pack.GgmlWeight:
         tensor = self.target.tensor

@@ -12,7 +12,6 @@ Letters: N output and K input features, G groups along K.
 
 import torch
 
-from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.weights.formats.repack import (
     column_order,
     group_size,
@@ -20,21 +19,13 @@ from localchat_cuda.weights.formats.repack import (
     unpack_codes,
 )
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.source import LoadTarget
+from localchat_cuda.weights.formats.weight_format import WeightFormat
 
 
-class PackQuantized:
-    """See formats.WeightFormat."""
+class PackQuantized(WeightFormat):
+    """See WeightFormat."""
 
-    def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
-        self.target = target
-        self.quantization = quantization
-        self.bits = quantization.bits
-        self.codes_per_word = 32 // quantization.bits
-        self.middle = 1 << (quantization.bits - 1)
-
-    def holds(self, prefix: str) -> bool:
-        return self.target.source.has(f"{prefix}.weight_packed")
+    suffixes = (".weight_packed",)
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
         size = group_size(prefix, k, self.quantization.group)
@@ -45,28 +36,22 @@ class PackQuantized:
         ):
             groups = tensor(f"{prefix}.weight_g_idx", (k,), torch.int32)
         order = column_order(prefix, groups, size)
-        words = tensor(f"{prefix}.weight_packed", (n, k // self.codes_per_word), torch.int32)
-        codes = unpack_codes(words, 1, self.bits)
+        bits = self.quantization.bits
+        words = tensor(f"{prefix}.weight_packed", (n, k * bits // 32), torch.int32)
+        codes = unpack_codes(words, 1, bits)
         if order is not None:
             codes = codes[:, order]
         scales = tensor(f"{prefix}.weight_scale", (n, k // size), torch.float16)
         if self.quantization.symmetric:
-            zeros = torch.full_like(scales, self.middle)
+            zeros = torch.full_like(scales, 1 << bits - 1)
         else:
             zeros = self._zeros(f"{prefix}.weight_zero_point", n, k // size)
-        return pack_weight(
-            prefix,
-            codes,
-            scales,
-            zeros,
-            order,
-            self.bits,
-            symmetric=self.quantization.symmetric,
-        )
+        return pack_weight(prefix, codes, scales, zeros, self.quantization, order)
 
     def _zeros(self, name: str, n: int, groups: int) -> torch.Tensor:
         """Return the zeros [N, G], shifted to be 0 or more."""
+        bits = self.quantization.bits
         if self.target.source.shape(name) == (n, groups):
-            return self.target.tensor(name, (n, groups), torch.int8).short() + self.middle
-        words = self.target.tensor(name, (n // self.codes_per_word, groups), torch.int32)
-        return unpack_codes(words, 0, self.bits)
+            return self.target.tensor(name, (n, groups), torch.int8).short() + (1 << bits - 1)
+        words = self.target.tensor(name, (n * bits // 32, groups), torch.int32)
+        return unpack_codes(words, 0, bits)

@@ -10,7 +10,7 @@ and the weight records the order of its activations.
 import torch
 
 from localchat.errors import ModelInvalid
-from localchat_cuda.config.quantization import INT8_BITS, PACKED_GROUPS
+from localchat_cuda.config.quantization import INT8_BITS, PACKED_GROUPS, Quantization
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.weights.values import all_true
@@ -53,18 +53,15 @@ def pack_weight(
     codes: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor,
-    order: torch.Tensor | None,
-    bits: int,
-    *,
-    symmetric: bool,
+    quantization: Quantization,
+    order: torch.Tensor | None = None,
 ) -> w4_pack.W4 | ggml_pack.GgmlWeight:
     """Pack a weight. Raises ModelInvalid for shapes that the gemms do not support.
 
-    `codes`: uint8 [N, K], with columns already sorted by `order`. `scales`, `zeros`: [N, G], of groups that
-    group_size allows. `symmetric`: config.json states that zeros are in the middle, which decides for tensors
-    without numbers."""
-    if bits == INT8_BITS:
-        in_middle = all_true(zeros == INT8_MIDDLE, on_meta=symmetric)
+    `codes`: uint8 [N, K], with columns already sorted by `order`; None: as in the layer. `scales`, `zeros`: [N,
+    G], of groups that group_size allows."""
+    if quantization.bits == INT8_BITS:
+        in_middle = all_true(zeros == INT8_MIDDLE, on_meta=quantization.symmetric)
         tensor = ggml_pack.pack_int8(codes, scales, None if in_middle else zeros)
         weight = ggml_pack.GgmlWeight((tensor,))
         return weight if order is None else weight._replace(order=order.to(torch.int32))

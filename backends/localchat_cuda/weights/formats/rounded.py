@@ -13,22 +13,18 @@ Qwen2.5-Coder-1.5B solves 119 of 164 HumanEval problems (118 in bf16); in groups
 
 import torch
 
-from localchat_cuda.config.quantization import PACKED_GROUPS, Quantization, can_round, padded
+from localchat_cuda.config.quantization import PACKED_GROUPS, can_round, padded
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.weights.formats.repack import INT8_MIDDLE, pack_weight
 from localchat_cuda.weights.formats.weight import Weight
-from localchat_cuda.weights.source import LoadTarget
+from localchat_cuda.weights.formats.weight_format import WeightFormat
 
 _SLICE_ROWS = 2048
 
 
-class Rounded:
-    """See formats.WeightFormat."""
-
-    def __init__(self, target: LoadTarget, quantization: Quantization) -> None:
-        self.target = target
-        self.quantization = quantization
+class Rounded(WeightFormat):
+    """See WeightFormat."""
 
     def holds(self, prefix: str) -> bool:
         return ".layers." in prefix
@@ -55,15 +51,7 @@ class Rounded:
             size = self.quantization.group
             parts = [_int4(rows, size) for rows in torch.split(floating, _SLICE_ROWS)]
         codes, scales, zeros = (torch.cat(column) for column in zip(*parts, strict=True))
-        weight = pack_weight(
-            prefix,
-            codes,
-            scales,
-            zeros,
-            None,
-            self.quantization.bits,
-            symmetric=self.quantization.symmetric,
-        )
+        weight = pack_weight(prefix, codes, scales, zeros, self.quantization)
         if isinstance(weight, w4_pack.W4):
             return weight._replace(padding=padded(k) - k)
         return weight
