@@ -8,7 +8,6 @@ none, the plan has a shorter one and a note.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
 
 from localchat.errors import UsageError
 from localchat.fit.hardware import Gpu
@@ -336,12 +335,14 @@ class GpuBudget:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page in the layers of the shared pool."""
-        return self._page_bytes(self.kv_type)
+        windowed = False if self.has_window_pool else None
+        return PAGE_TOKENS * kv_token_bytes(self.load.config, self.kv_type, windowed)
 
     @property
     def windows_bytes(self) -> int:
         """Bytes of the pages in the pool of windowed layers."""
-        return self.window_pages * self._window_page_bytes(self.kv_type)
+        page = PAGE_TOKENS * kv_token_bytes(self.load.config, self.kv_type, windowed=True)
+        return self.window_pages * page
 
     @property
     def rows(self) -> int:
@@ -354,35 +355,21 @@ class GpuBudget:
         """Everything but the KV cache."""
         return self.weights + self.workspace + self.overhead
 
-    def _page_bytes(self, kv_type: str) -> int:
-        windowed = None
-        if self.has_window_pool:
-            windowed = False
-        return PAGE_TOKENS * kv_token_bytes(self.load.config, kv_type, windowed)
-
-    def _window_page_bytes(self, kv_type: str) -> int:
-        return PAGE_TOKENS * kv_token_bytes(self.load.config, kv_type, windowed=True)
-
-    def kv_bytes(self, context: int, kv_type: str = "") -> int:
+    def kv_bytes(self, context: int) -> int:
         """Return the bytes of one sequence of `context` tokens and of the whole window pool."""
-        kv_type = kv_type or self.kv_type
-        pages = -(-context // PAGE_TOKENS)
-        windows = self.window_pages * self._window_page_bytes(kv_type)
-        return pages * self._page_bytes(kv_type) + windows
+        return -(-context // PAGE_TOKENS) * self.page_bytes + self.windows_bytes
 
-    def kv_room(self, kv_type: str = "") -> int:
+    def kv_room(self) -> int:
         """Return the bytes left for the KV cache."""
         room = self.free - self.fixed_bytes
-        if kv_type == FP8 and self.kv_type != FP8:
-            room -= dequant_bytes(self.load.config, self.load.gpu)
         if self.load.options.kv_limit_bytes is not None:
             room = min(room, self.load.options.kv_limit_bytes)
         return max(room, 0)
 
-    def longest_context(self, limit: int, kv_type: str = "") -> int:
+    def longest_context(self, limit: int) -> int:
         """Return the longest context up to `limit` that fits."""
-        room = self.kv_room(kv_type)
-        return largest(lambda context: self.kv_bytes(context, kv_type) <= room, limit)
+        room = self.kv_room()
+        return largest(lambda context: self.kv_bytes(context) <= room, limit)
 
     def fits_every_slot(self, context: int) -> bool:
         """Return True if every slot can store the whole context."""
@@ -576,24 +563,20 @@ def _memory_plan(budget: GpuBudget) -> MemoryPlan:
         notes = (*notes, " ".join((note, *_fp8_advice(budget, longest, trained))))
         context = longest
     notes = (*notes, *_length_notes(load, context))
+    budget = replace(budget, notes=notes)
     if longest < context:
-        advice = tuple(_advice(budget, context))
-        return _refused(replace(budget, notes=notes), context, longest, advice)
-    return _accepted(replace(budget, notes=notes), context, longest)
+        return _refused(budget, context, longest)
+    return _accepted(budget, context, longest)
 
 
-def _refused(budget: GpuBudget, context: int, longest: int, advice: tuple[str, ...]) -> MemoryPlan:
+def _refused(budget: GpuBudget, context: int, longest: int) -> MemoryPlan:
     """Return the plan of a load that does not fit."""
     kv = budget.kv_bytes(context)
     unpacked = _unpacked_bytes(budget, context, kv)
-    return _result(
-        budget,
-        context,
-        longest,
-        kv=kv,
-        unpacked=unpacked,
+    return replace(
+        _result(budget, context, longest, kv, unpacked),
         missing=_exceeded_limit(budget, context, budget.fixed_bytes + kv + unpacked),
-        advice=advice,
+        advice=tuple(_advice(budget, context)),
     )
 
 
@@ -603,36 +586,14 @@ def _accepted(budget: GpuBudget, context: int, longest: int) -> MemoryPlan:
     # The cache comes first: memory that it cannot use may hold the weights a second time.
     unpacked = _unpacked_bytes(budget, context, kv)
     left = budget.free - budget.fixed_bytes - kv - unpacked
-    more_slots = _more_slots(budget, kv, context, left)
-    if more_slots is not None:
-        kv -= more_slots.taken_from_cache
-        budget = replace(budget, workspace=budget.workspace + more_slots.workspace)
+    budget, kv, slots = _with_more_slots(budget, kv, context, left)
     host_cache, host_notes = _host_cache(budget, kv)
-    return _result(
-        replace(budget, notes=(*budget.notes, *host_notes)),
-        context,
-        longest,
-        fits=True,
-        kv=kv,
-        unpacked=unpacked,
-        slots=0 if more_slots is None else more_slots.slots,
-        host_cache=host_cache,
-    )
+    budget = replace(budget, notes=(*budget.notes, *host_notes))
+    plan = _result(budget, context, longest, kv, unpacked)
+    return replace(plan, fits=True, slots=slots, cache_ram_bytes=host_cache)
 
 
-def _result(
-    budget: GpuBudget,
-    context: int,
-    longest: int,
-    *,
-    kv: int,
-    unpacked: int,
-    fits: bool = False,
-    slots: int = 0,
-    host_cache: int = 0,
-    missing: str = "",
-    advice: tuple[str, ...] = (),
-) -> MemoryPlan:
+def _result(budget: GpuBudget, context: int, longest: int, kv: int, unpacked: int) -> MemoryPlan:
     layers = budget.load.config.layers + 1
     return MemoryPlan(
         backend="cuda",
@@ -641,20 +602,18 @@ def _result(
         compute_bytes=budget.workspace,
         overhead_bytes=budget.overhead,
         free_bytes=budget.free,
-        fits=fits,
+        fits=False,
         context_tokens=context,
         max_context_tokens=longest,
         kv_type=budget.kv_type,
         flash_attention=True,
         gpu_layers=layers,
-        cache_ram_bytes=host_cache,
+        cache_ram_bytes=0,
         max_step_tokens=budget.step,
-        advice=advice,
         notes=budget.notes,
         layers=layers,
         gpu_bytes=budget.fixed_bytes + kv + unpacked,
         gpu_free_bytes=budget.free,
-        missing=missing,
         kv_types=kv_types(budget.load.config),
         reserve_bytes=budget.reserve,
         unpacked_bytes=unpacked,
@@ -664,7 +623,6 @@ def _result(
         saved_states=budget.saved_states,
         kv_tokens=_kv_tokens(budget, kv, context),
         window_pages=budget.window_pages,
-        slots=slots,
     )
 
 
@@ -696,24 +654,19 @@ def _unpacked_bytes(budget: GpuBudget, context: int, kv: int) -> int:
     return 0
 
 
-class _MoreSlots(NamedTuple):
-    """Slots beyond the requested number."""
+def _with_more_slots(
+    budget: GpuBudget, kv: int, context: int, left: int
+) -> tuple[GpuBudget, int, int]:
+    """Add slots for short sequences, if the options allow them. left: unused bytes.
 
-    slots: int
-    workspace: int
-    """Bytes of workspace that they take."""
-    taken_from_cache: int
-    """Bytes that the KV cache gives up for them."""
-
-
-def _more_slots(budget: GpuBudget, kv: int, context: int, left: int) -> _MoreSlots | None:
-    """Find more slots for short sequences, if the options allow them. left: unused bytes."""
+    Returns also the bytes of the KV cache, and the number of slots, 0 without more than requested.
+    """
     options = budget.load.options
     config = budget.load.config
     page = budget.page_bytes
     is_bound = config.recurrent is not None or budget.window_pages or budget.draft_bytes
     if not options.more_slots or not page or is_bound:
-        return None
+        return budget, kv, 0
     requested = options.max_slots
     for slots in _MORE_SLOTS:
         workspace = table_bytes(slots, context) - table_bytes(requested, context)
@@ -722,8 +675,9 @@ def _more_slots(budget: GpuBudget, kv: int, context: int, left: int) -> _MoreSlo
         from_cache = -(-max(0, workspace - left) // page) * page
         enough = max(slots * _SHORT_TOKENS // PAGE_TOKENS * page, budget.kv_bytes(context))
         if slots > requested and kv - from_cache >= enough:
-            return _MoreSlots(slots, workspace, from_cache)
-    return None
+            budget = replace(budget, workspace=budget.workspace + workspace)
+            return budget, kv - from_cache, slots
+    return budget, kv, 0
 
 
 def _host_cache(budget: GpuBudget, kv: int) -> tuple[int, tuple[str, ...]]:
@@ -788,9 +742,11 @@ def _length_notes(load: _GpuLoad, context: int) -> Iterator[str]:
 
 def _fp8_advice(budget: GpuBudget, longest: int, limit: int) -> Iterator[str]:
     """Suggest an FP8 cache if it allows more than `longest`."""
-    if budget.kv_type == FP8 or FP8 not in kv_types(budget.load.config):
+    config = budget.load.config
+    if budget.kv_type == FP8 or FP8 not in kv_types(config):
         return
-    possible = budget.longest_context(limit, FP8)
+    workspace = budget.workspace + dequant_bytes(config, budget.load.gpu)
+    possible = replace(budget, kv_type=FP8, workspace=workspace).longest_context(limit)
     if possible > max(longest, MIN_CONTEXT_TOKENS):
         yield f"FP8 KV would give {tokens(possible)} (--kv-type {FP8})."
 
