@@ -17,7 +17,8 @@ from localchat_cuda.plan.draft_plan import (
     GRAPH_BYTES,
     STEP_TOKENS,
     DraftShape,
-    plan_of,
+    pool_tokens,
+    text_tokens,
 )
 from localchat_cuda.plan.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
 from localchat_cuda.runner.assistant import AssistantDrafter, AssistantModel
@@ -34,8 +35,19 @@ from localchat_cuda.weights.source import CheckpointWeights, LoadTarget, WeightS
 
 def draft_request(request: LoadRequest, config: ModelConfig) -> LoadRequest:
     """Return the request for a draft model or a head, within its model's plan."""
-    plan = plan_of(
-        request.plan, config, kv_types(config)[0], kv_token_bytes(config), OVERHEAD_BYTES
+    context = request.plan.context_tokens
+    plan = replace(
+        request.plan,
+        kv_bytes=pool_tokens(config, context) * kv_token_bytes(config),
+        kv_type=kv_types(config)[0],
+        context_tokens=text_tokens(config, context),
+        max_step_tokens=STEP_TOKENS,
+        overhead_bytes=OVERHEAD_BYTES + GRAPH_BYTES,
+        cache_ram_bytes=0,
+        unpacked_bytes=0,
+        head_bounds=False,
+        saved_states=0,
+        window_pages=0,
     )
     options = LoadOptions(max_slots=request.options.max_slots)
     return LoadRequest(plan, options, request.safe_mode)
@@ -140,15 +152,9 @@ def _attach(
     """Attach a head as a runner. The model then stores last states for it."""
     model = runner.model
     caps = capabilities(own, draft_request(request, own))
-    blocks = caps.kv_tokens // caps.block_tokens
-    slots = runner.capabilities.max_slots
-    dtype = model.pages.dtype
-    device = runner.device
     with torch.inference_mode():
-        pages = Pages(
-            own, blocks + 1, caps.context_tokens, device, dtype, caps.block_tokens, slots=slots
-        )
-        states = LastStates(slots, own.hidden, dtype, device)
+        pages = Pages.planned(own, caps, runner.device)
+        states = LastStates(caps.max_slots, own.hidden, pages.dtype, runner.device)
     runner.keep_last_states(states, weights if isinstance(weights, EagleWeights) else None)
     head = CudaRunner(
         HeadModel(own, weights, pages, states, kernels=model.kernels),

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from localchat.backend_api.drafter import unfit
 from localchat.errors import ModelMissing
-from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.checkpoint import weight_paths
 from localchat.model_files.open_gguf import read_header
 from localchat.model_files.safetensors import SafetensorsHeader, read_safetensors
@@ -110,22 +109,3 @@ def pool_tokens(config: ModelConfig, context: int) -> int:
     """Return the tokens of the drafter's cache, in whole pages."""
     pool = min(POOL_TOKENS, 2 * text_tokens(config, context))
     return -(-pool // PAGE_TOKENS) * PAGE_TOKENS
-
-
-def plan_of(
-    plan: MemoryPlan, config: ModelConfig, kv_type: str, kv_token_bytes: int, overhead_bytes: int
-) -> MemoryPlan:
-    """Return the plan of a draft model or head within that of its model."""
-    return replace(
-        plan,
-        kv_bytes=pool_tokens(config, plan.context_tokens) * kv_token_bytes,
-        kv_type=kv_type,
-        context_tokens=text_tokens(config, plan.context_tokens),
-        max_step_tokens=STEP_TOKENS,
-        overhead_bytes=overhead_bytes + GRAPH_BYTES,
-        cache_ram_bytes=0,
-        unpacked_bytes=0,
-        head_bounds=False,
-        saved_states=0,
-        window_pages=0,
-    )
