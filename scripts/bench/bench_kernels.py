@@ -32,6 +32,7 @@ from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from localchat_cuda.kernels.int4.tile_config import TileConfig
+from localchat_cuda.weights.formats.weight import bytes_of
 from scripts.bench.kernels.awkward import awkward
 from scripts.bench.kernels.bytes import as_cut, other_cuts
 from scripts.bench.kernels.chain import chain
@@ -98,7 +99,7 @@ def products() -> Results:
             variant = w4_tile_config.variant_for(m)
             shape, tile = cut_of(variant, m, bench.n, bench.k)
             us, off = bench.time(variant, m, shape, tile)
-            rate = bench.weights[0].bytes / us / 1e6
+            rate = bytes_of(bench.weights[0]) / us / 1e6
             found[f"{name}_M{m}_us"] = us
             text = (
                 f"product {name:8} M={m:3} {variant:5} {us:7.2f} us {rate:5.2f} TB/s err {off:.1e}"
@@ -147,7 +148,7 @@ def dense() -> Results:
         weights = [random_w4(n, k) for _ in range(max(4, round(FLUSH_BYTES / (n * k / 2))))]
         whole = torch.empty(n, k, device=GPU, dtype=torch.float16)
         us = timed([partial(w4_dequant.dequantize, w, whole) for w in weights]) / len(weights)
-        moved = weights[0].bytes + 2 * n * k
+        moved = bytes_of(weights[0]) + 2 * n * k
         print(f"dequantize {name}: {us:.1f} us, {moved / us / 1e6:.2f} TB/s read and written")
         found[f"dequantize_{name}_us"] = us
         for m in (128, 512, 2048):

@@ -71,26 +71,7 @@ class ModelWeights:
     @property
     def bytes(self) -> int:
         """Bytes on the device."""
-        # Count a tied head once.
-        ends = {id(weight): weight for weight in (self.embedding, self.head, self.last_norm)}
-        total = sum(bytes_of(weight) for weight in ends.values())
-        if self.bounded_head is not None:
-            total += self.bounded_head.bytes
-        total += sum(bytes_of(weight) for weight in self.inputs or ())
-        for layer in self.layers:
-            vectors = (*layer.norms.values(), *layer.biases.values())
-            total += sum(bytes_of(vector) for vector in vectors)
-            total += sum(bytes_of(weight) for weight in layer.linears.values())
-            if layer.experts is not None:
-                total += sum(bytes_of(weight) for weight in layer.experts.weights)
-            if layer.sinks is not None:
-                total += bytes_of(layer.sinks)
-            if layer.kv is not None:
-                total += bytes_of(layer.kv)
-            states = layer.recurrent
-            own = (states,) if isinstance(states, torch.Tensor) else states or ()
-            total += sum(bytes_of(weight) for weight in own if weight is not None)
-        return total
+        return bytes_of(self)
 
     @property
     def copy_type(self) -> type | None:

@@ -6,7 +6,7 @@ import torch
 
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.prediction import PREFIX, head_config
-from localchat_cuda.weights.formats.weight import Weight, bytes_of
+from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.loader import Loader
 from localchat_cuda.weights.model_weights import ModelWeights
 from localchat_cuda.weights.source import LoadTarget
@@ -24,13 +24,6 @@ class HeadWeights:
     """[hidden]"""
     join: Weight
     """[hidden, 2 * hidden], applied to embedding and state, side by side."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes on the device, without the weights that the head shares with its model."""
-        shared = replace(self.model, layers=(), last_norm=self.model.last_norm[:0])
-        norms = 2 * self.state_norm.numel() * self.state_norm.element_size()
-        return self.model.bytes - shared.bytes + norms + bytes_of(self.join)
 
 
 def load_head(config: ModelConfig, model: ModelWeights, target: LoadTarget) -> HeadWeights:

@@ -26,6 +26,7 @@ from localchat_cuda.kernels.fp8_int8.tile_config import (
     small_config,
     tiled_config,
 )
+from localchat_cuda.weights.formats.weight import bytes_of
 from scripts.bench.kernels.timing import (
     FLUSH_BYTES,
     GPU,
@@ -60,7 +61,7 @@ class Rotation:
         self.kind, self.n, self.k = kind, n, k
         first = KINDS[kind](torch.randn(n, k, device=GPU) * 0.02)
         self.weights = [first]
-        while len(self.weights) * first.bytes < FLUSH_BYTES:
+        while len(self.weights) * bytes_of(first) < FLUSH_BYTES:
             self.weights.append(W8(first.codes.clone(), first.scales.clone()))
         self.x = torch.randn(max(MANY), k, device=GPU, dtype=torch.bfloat16)
 
@@ -94,7 +95,7 @@ def cut_of(m: int, n: int, k: int) -> W8TileConfig:
 def report(
     name: str, rotation: Rotation, m: int, us: float, off: float, config: W8TileConfig
 ) -> None:
-    rate = rotation.weights[0].bytes / us / 1e6
+    rate = bytes_of(rotation.weights[0]) / us / 1e6
     print(
         f"{name} {rotation.kind} M={m}: {us:.2f} us {rate:.2f} TB/s err {off:.1e} {config}",
         flush=True,

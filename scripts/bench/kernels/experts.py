@@ -14,6 +14,7 @@ from localchat_cuda.kernels import experts, rms_norm
 from localchat_cuda.kernels.experts import blocks, choice
 from localchat_cuda.kernels.experts.choice import Router
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
+from localchat_cuda.weights.formats.weight import bytes_of as weight_bytes
 from scripts.bench.kernels.timing import EPS, GPU, Results, error, memory_rate, random_w4, timed
 from tests.support import int4_reference
 
@@ -71,11 +72,7 @@ def mxfp4_layer() -> experts.Experts:
 
 def bytes_of(layer: experts.Experts, chosen: int) -> float:
     """Of the weights of so many experts."""
-    whole = sum(
-        each.bytes if isinstance(each, W4) else each.numel() * each.element_size()
-        for each in (layer.gate_up, layer.down)
-    )
-    return whole * chosen / layer.router.experts
+    return weight_bytes((layer.gate_up, layer.down)) * chosen / layer.router.experts
 
 
 def run_layer(layer: experts.Experts, y: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from localchat_cuda.kernels import ggml
 from localchat_cuda.kernels.ggml import gemm_tiles
 from localchat_cuda.kernels.ggml.pack import GgmlTensor, GgmlWeight, dense, empty
 from localchat_cuda.kernels.int4.activations import Int8Rows, prepare
+from localchat_cuda.weights.formats.weight import bytes_of
 from scripts.bench.kernels.timing import FLUSH_BYTES, GPU, SHAPES, Results, error, timed
 
 _TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q5_K", "NVFP4")
@@ -21,7 +22,7 @@ _ROOF = 4.8e12
 def random_ggml(type_: str, n: int, k: int) -> GgmlTensor:
     """Random codes, and scales that keep products near those of a real layer."""
     found = empty(type_, n, k, GPU)
-    for each in found.tensors:
+    for each in filter(torch.is_tensor, found):
         codes = each.view(torch.int8)
         codes.copy_(torch.randint(-128, 128, codes.shape, dtype=torch.int8, device=GPU))
     if found.form.floats:
@@ -43,12 +44,12 @@ def ggml_part() -> Results:
     for name, (n, k) in SHAPES.items():
         for type_ in _TYPES:
             weights = [GgmlWeight((random_ggml(type_, n, k),))]
-            while len(weights) * weights[0].bytes < FLUSH_BYTES:
+            while len(weights) * bytes_of(weights[0]) < FLUSH_BYTES:
                 weights.append(GgmlWeight((random_ggml(type_, n, k),)))
             whole = dense(weights[0], torch.bfloat16).t()
             for m in _ROWS:
                 us, off = _gemm_us(weights, whole, m)
-                share = weights[0].bytes / _ROOF * 1e6 / us
+                share = bytes_of(weights[0]) / _ROOF * 1e6 / us
                 found[f"{name}_{type_}_M{m}_us"] = us
                 found_text = f"{us:7.2f} us, {share:.2f} of the roof, err {off:.1e}"
                 print(f"{name:8} {type_} M={m:2} {found_text}", flush=True)

@@ -11,6 +11,7 @@ from localchat_cuda.kernels import int4
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import gemm_dequant as w4_dequant
 from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.weights.formats.weight import bytes_of
 from scripts.bench.kernels.timing import (
     FLUSH_BYTES,
     GPU,
@@ -30,7 +31,7 @@ def groups() -> Results:
     for name, (n, k) in SHAPES.items():
         for group in _GROUPS:
             weights = [random_w4(n, k, group)]
-            while len(weights) * weights[0].bytes < FLUSH_BYTES:
+            while len(weights) * bytes_of(weights[0]) < FLUSH_BYTES:
                 weights.append(random_w4(n, k, group))
             dense = w4_pack.dense(weights[0]).t()
             for m in _ROWS:

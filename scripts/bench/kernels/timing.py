@@ -18,6 +18,7 @@ from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4 import tile_config as w4_tile_config
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_config import TileConfig
+from localchat_cuda.weights.formats.weight import bytes_of
 from tests.support import int4_reference
 
 HIDDEN, FEED, HEADS, KEY_HEADS, D, VOCABULARY, LAYERS = 3584, 18944, 28, 4, 128, 152064, 28
@@ -112,7 +113,7 @@ class Bench:
         self.n, self.k = SHAPES[name]
         first = random_w4(self.n, self.k, group)
         self.weights = [first]
-        while len(self.weights) * first.bytes < FLUSH_BYTES:
+        while len(self.weights) * bytes_of(first) < FLUSH_BYTES:
             self.weights.append(random_w4(self.n, self.k, group))
         self.x = torch.randn(rows, self.k, device=GPU)
         self.wanted = self.x @ w4_pack.dense(first).t()

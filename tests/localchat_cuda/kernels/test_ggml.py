@@ -26,6 +26,7 @@ from localchat_cuda.kernels.int4.gemm_tiled import TiledGemmConfig
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.kernels.int4.tile_config import TileConfig
 from localchat_cuda.kernels.launch import interpreted
+from localchat_cuda.weights.formats.weight import bytes_of
 from tests.support import float_checkpoints, int4_reference
 from tests.support.ggml_blocks import random_rows
 from tests.support.seeded import seeded
@@ -76,12 +77,12 @@ def test_rows_that_end_inside_a_column_block_are_bit_equal_to_ggml(type_: str) -
 
 @pytest.mark.parametrize("type_", PRODUCT_TYPES)
 def test_packed_bytes_are_those_of_the_tensors(type_: str) -> None:
-    assert _weight(type_, 35, 512).bytes == packed_bytes(type_, 35, 512)
+    assert bytes_of(_weight(type_, 35, 512)) == packed_bytes(type_, 35, 512)
 
 
 @pytest.mark.parametrize("type_", FORMS)
 def test_a_weight_without_numbers_has_as_many_bytes(type_: str) -> None:
-    assert empty(type_, 35, 768, torch.device("meta")).bytes == packed_bytes(type_, 35, 768)
+    assert bytes_of(empty(type_, 35, 768, torch.device("meta"))) == packed_bytes(type_, 35, 768)
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 256), (35, 768), (17, 352)])

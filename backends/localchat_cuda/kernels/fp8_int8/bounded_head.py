@@ -34,10 +34,6 @@ class BoundedHead(NamedTuple):
     bounds: torch.Tensor
     """fp32 [N]: most that a logit is off, divided by the length of the last state."""
 
-    @property
-    def bytes(self) -> int:
-        return self.weight.bytes + 4 * self.bounds.numel()
-
 
 def bounded_head(head: torch.Tensor) -> BoundedHead:
     """Round a floating head [N, K] to 8 bits and bound the error of each row."""

@@ -88,10 +88,6 @@ class W8(NamedTuple):
         )
         return W8(codes, scales, self.padding)
 
-    @property
-    def bytes(self) -> int:
-        return self.codes.numel() + self.scales.numel() * self.scales.element_size()
-
 
 def values(codes: torch.Tensor) -> torch.Tensor:
     """Convert codes to fp32, without scales."""

@@ -74,14 +74,6 @@ class GgmlTensor(NamedTuple):
     def form(self) -> GgmlForm:
         return FORMS[self.type]
 
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return tuple(item for item in self if isinstance(item, torch.Tensor))
-
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
-
 
 class GgmlWeight(NamedTuple):
     """A weight of a gemm. Its parts along N may have different formats."""
@@ -104,12 +96,6 @@ class GgmlWeight(NamedTuple):
     @property
     def features_in(self) -> int:
         return self.parts[0].features_in
-
-    @property
-    def bytes(self) -> int:
-        beside = [tensor for tensor in (self.order, self.unpacked) if tensor is not None]
-        total = sum(tensor.numel() * tensor.element_size() for tensor in beside)
-        return sum(part.bytes for part in self.parts) + total
 
 
 def empty(type_: str, n: int, k: int, device: torch.device) -> GgmlTensor:

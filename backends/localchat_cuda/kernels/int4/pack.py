@@ -52,10 +52,6 @@ class E4M3Copy(NamedTuple):
     scales: torch.Tensor
     """fp32 [G, N]."""
 
-    @property
-    def bytes(self) -> int:
-        return self.codes.numel() + 4 * self.scales.numel()
-
 
 class W4(NamedTuple):
     """A packed weight: y[m, n] = sum_k x[m, k] w[n, k]."""
@@ -96,16 +92,6 @@ class W4(NamedTuple):
         if self.unpacked is None:
             return None
         return type(self.unpacked)
-
-    @property
-    def bytes(self) -> int:
-        order = 0 if self.order is None else 4 * self.order.numel()
-        unpacked = 0
-        if isinstance(self.unpacked, E4M3Copy):
-            unpacked = self.unpacked.bytes
-        elif self.unpacked is not None:
-            unpacked = 2 * self.unpacked.numel()
-        return self.codes.numel() + 4 * self.scale_zeros.numel() + order + unpacked
 
 
 def side_shape(n: int, k: int, group: int) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
 Letters: N output and K input features of y = x w^T.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from itertools import chain
 from typing import TypeAlias
 
@@ -18,18 +19,25 @@ Weight: TypeAlias = torch.Tensor | w4_pack.W4 | w8_pack.W8 | ggml_pack.GgmlWeigh
 """Weight of a gemm. A tensor is [N, K] in the model's dtype."""
 
 
-def bytes_of(weight: Weight) -> int:
-    """Return the bytes on the device."""
-    if isinstance(weight, torch.Tensor):
-        return weight.numel() * weight.element_size()
-    return weight.bytes
+def bytes_of(weights: object) -> int:
+    """Return the bytes on the device of a weight, or of a record of weights. Counts a shared tensor once."""
+    return sum({id(tensor): tensor.nbytes for tensor in _tensors(weights)}.values())
 
 
-def rows_of(weight: Weight) -> int:
-    """Return the output features."""
-    if isinstance(weight, torch.Tensor):
-        return weight.shape[0]
-    return weight.features_out
+def _tensors(weights: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a record, and of the tuples, mappings and records in it."""
+    if isinstance(weights, torch.Tensor):
+        yield weights
+        return
+    parts: Iterable[object] = ()
+    if isinstance(weights, tuple):
+        parts = weights
+    elif isinstance(weights, Mapping):
+        parts = weights.values()
+    elif is_dataclass(weights):
+        parts = (getattr(weights, field.name) for field in fields(weights))
+    for part in parts:
+        yield from _tensors(part)
 
 
 def dequantized(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
@@ -54,7 +62,7 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
     ValueError for packed parts whose columns are sorted differently."""
     remaining = iter(parts)
     first = next(remaining)
-    if rows_of(first) == n:
+    if n == (len(first) if isinstance(first, torch.Tensor) else first.features_out):
         return first
     if isinstance(first, torch.Tensor):
         remaining = chain((first,), remaining)
