@@ -26,9 +26,8 @@ from localchat.backend_api.interface import (
 from localchat.errors import DoesNotFit
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.open_gguf import read_header
-from localchat_cuda.compile_ahead.phase import Phase
+from localchat_cuda.compile_ahead.job import CompileJob, Phase
 from localchat_cuda.compile_ahead.process import CompileProcess
-from localchat_cuda.compile_ahead.trace import CompileJob
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.config.gguf import LayerFormats, layer_formats
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig

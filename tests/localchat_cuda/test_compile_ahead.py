@@ -19,9 +19,14 @@ from triton.runtime.jit import JitFunctionInfo
 from localchat.backend_api.interface import StepPlan
 from localchat.fit.hardware import ContainerLimits, read_machine
 from localchat_cuda.compile_ahead import process, trace, workers
-from localchat_cuda.compile_ahead.phase import FEW_ROWS, Phase
+from localchat_cuda.compile_ahead.job import (
+    FEW_ROWS,
+    CompileJob,
+    CompileShape,
+    Phase,
+    compile_shapes,
+)
 from localchat_cuda.compile_ahead.process import CompileProcess
-from localchat_cuda.compile_ahead.trace import CompileJob, CompileShape
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.reader import parse_config
 from localchat_cuda.ggml_forms import FORMS, GGUF_FORMS
@@ -247,7 +252,7 @@ def test_compiled_shapes_stay_within_the_capabilities() -> None:
     for slots, context in ((1, 64), (4, 200), (128, 8192), (300, 40_000)):
         can = can_of(config, slots=slots, context=context)
         widths = set()
-        for shape in trace.compile_shapes(can):
+        for shape in compile_shapes(can):
             assert 1 <= len(shape.rows) <= can.max_slots
             assert sum(width for _, width, _ in shape.rows) <= max(
                 can.max_step_tokens, DECODE_BUCKETS[-1]
@@ -517,7 +522,7 @@ def test_what_no_step_needed_is_not_compiled_by_a_program_that_soon_ends(
 
 
 def test_one_user_needs_no_kernels_of_later_phases() -> None:
-    shapes = list(trace.compile_shapes(can_of(parse_config(QWEN25, "it"))))
+    shapes = list(compile_shapes(can_of(parse_config(QWEN25, "it"))))
     by_phase = {phase: [one for one in shapes if one.phase is phase] for phase in Phase}
     alone, short, few, rest = by_phase.values()
     assert {len(one.rows) for one in (*alone, *short)} == {1}
@@ -567,9 +572,7 @@ def test_steps_that_did_not_fit_a_small_cache_are_compiled_for_a_larger_one(
         with workers.CompileAhead(CompileJob(config, held, gpu), said.append) as one:
             one.wait()
         counts.append(len(said))
-    steps = [
-        len(list(trace.compile_shapes(replace(can, kv_tokens=n)))) for n in (8192, 9000, 10**6)
-    ]
+    steps = [len(list(compile_shapes(replace(can, kv_tokens=n)))) for n in (8192, 9000, 10**6)]
     assert steps[0] < steps[2]
     assert counts == [1, 1 + (steps[1] > steps[0]), counts[1] + 1, counts[1] + 1]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from localchat_cuda.compile_ahead import workers
-from localchat_cuda.compile_ahead.trace import CompileJob
+from localchat_cuda.compile_ahead.job import CompileJob
 from localchat_cuda.config.reader import parse_config
 from localchat_cuda.kernels.launch import traits
 from tests.support.compile_ahead_steps import TINY, can_of, child, random_shapes

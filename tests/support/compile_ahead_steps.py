@@ -11,7 +11,7 @@ from typing import Any
 from localchat.backend_api.interface import Capabilities, LoadRequest
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat_cuda.compile_ahead.trace import CompileShape
+from localchat_cuda.compile_ahead.job import CompileShape
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.load import capabilities
 from localchat_cuda.plan.memory_plan import kv_types

@@ -15,8 +15,8 @@ from typing import IO
 
 from triton.runtime.cache import triton_key
 
-from localchat_cuda.compile_ahead.phase import Phase, phase_line
-from localchat_cuda.compile_ahead.trace import CompileJob, compile_all
+from localchat_cuda.compile_ahead.job import CompileJob, Phase, phase_line
+from localchat_cuda.compile_ahead.trace import compile_all
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
 
 _NICENESS = 10

@@ -18,9 +18,8 @@ from pathlib import Path
 import triton
 
 from localchat.fit.hardware import read_limits, read_machine
-from localchat_cuda.compile_ahead.phase import Phase, phase_line
+from localchat_cuda.compile_ahead.job import CompileJob, Phase, all_shapes, phase_line
 from localchat_cuda.compile_ahead.process import CompileProcess, touch
-from localchat_cuda.compile_ahead.trace import CompileJob, all_shapes
 
 _TIMEOUT_S = 900
 _LATE_S = 15.0
@@ -129,29 +128,31 @@ class CompileAhead:
             self.stop()
 
     def finished(self) -> bool:
-        """See phase.KernelCompilation."""
+        """Return True once all kernels are compiled, or will be on first use."""
         return self.reached(Phase.ALL)
 
     def reached(self, phase: Phase) -> bool:
-        """See phase.KernelCompilation."""
+        """Return True once the kernels of a phase and of earlier ones are compiled."""
         return self._ended[phase].is_set()
 
     def hurry(self) -> None:
-        """See phase.KernelCompilation."""
+        """Start to compile now, although the program may soon end."""
         self._needed.set()
 
     def wait(self, phase: Phase = Phase.ALL) -> None:
-        """See phase.KernelCompilation. Kernels that failed are compiled on first use."""
+        """Wait until the kernels of a phase and of earlier ones are compiled.
+
+        Those that failed are compiled on first use."""
         if not self.reached(phase):
             self.hurry()
             self._ended[phase].wait(_TIMEOUT_S)
 
     def idle(self, seconds: float) -> None:
-        """See phase.KernelCompilation."""
+        """Let time pass while nothing else is to do. Returns early once all kernels are compiled."""
         self._ended[Phase.ALL].wait(seconds)
 
     def stop(self) -> None:
-        """See phase.KernelCompilation."""
+        """End the processes. Idempotent."""
         with self._lock:
             self._stopped = True
             self._process.kill()

@@ -35,8 +35,9 @@ from localchat.backend_api.interface import (
 )
 from localchat.backend_api.prepared_steps import DecodeRow
 from localchat.errors import DeviceFault
-from localchat_cuda.compile_ahead.phase import FEW_ROWS, KernelCompilation, Phase
+from localchat_cuda.compile_ahead.job import FEW_ROWS, Phase
 from localchat_cuda.compile_ahead.triton_cache import hash_bottom_up
+from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.kernels.attention.prefill import best_tile_config
 from localchat_cuda.kernels.launch import interpreted, traits
 from localchat_cuda.plan.memory_plan import logit_rows
@@ -150,7 +151,7 @@ class CudaRunner:
             DEPTH + 1,
         )
         self._pending: deque[PendingStep] = deque()
-        self.compiling: KernelCompilation | None = None
+        self.compiling: CompileAhead | None = None
         """Compilation that may still run in other processes; None: all kernels are compiled."""
         self._drafter: AttachedDrafter | None = None
         self.sleeps = True

@@ -23,7 +23,7 @@ from localchat.fit.kv_types import FP8
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
-from localchat_cuda.compile_ahead.trace import CompileJob
+from localchat_cuda.compile_ahead.job import CompileJob
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig

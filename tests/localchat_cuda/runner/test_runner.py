@@ -25,7 +25,8 @@ from localchat.backend_api.sampling.token_counts import TokenCounts
 from localchat.engine.events import Done
 from localchat.engine.request import GenerateRequest
 from localchat.errors import DeviceFault
-from localchat_cuda.compile_ahead.phase import FEW_ROWS, Phase
+from localchat_cuda.compile_ahead.job import FEW_ROWS, Phase
+from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.kernels.int4.pack import E4M3Copy
 from localchat_cuda.runner.common_steps import common_steps
 from localchat_cuda.runner.runner import CudaRunner
@@ -446,7 +447,7 @@ def test_requests_outlive_steps_without_memory(
     assert any("memory" in sentence for sentence in loop.sent)
 
 
-class KernelsInTheMaking:
+class KernelsInTheMaking(CompileAhead):
     """Stands for compiling processes, and records what is waited for."""
 
     def __init__(self) -> None:
@@ -468,7 +469,7 @@ class KernelsInTheMaking:
     def reach(self, phase: Phase) -> None:
         self.compiled = phase
 
-    def wait(self, phase: Phase) -> None:
+    def wait(self, phase: Phase = Phase.ALL) -> None:
         self.waits.append(phase)
 
     def idle(self, seconds: float) -> None:
