@@ -44,7 +44,8 @@ from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.layers.head_norms import HeadNorms
 from localchat_cuda.layers.output_head import dense_gemm, dense_sums
 from localchat_cuda.ranks.collective import Collective
-from localchat_cuda.runner.kv_pages import ModelInputs, Pages, PrefillBatch
+from localchat_cuda.runner.input_batch import ModelInputs, PrefillBatch
+from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.weights.formats.weight import Weight
 from localchat_cuda.weights.model_weights import LayerInputs, RecurrentWeights
 
@@ -339,12 +340,11 @@ class Layers(ABC, Generic[X]):
         projection = delta_net.Projection(channels, gates)
         out = torch.empty(self.tokens, heads, shape.value_dim, dtype=self.dtype, device=self.device)
         if self.kernels:
-            decode = None if inputs.decode is None else inputs.decode.batch
             prefill = inputs.prefill
             many: delta_net.ChunkedPart | None = None
             if prefill is not None and prefill.chunks is not None:
                 many = delta_net.ChunkedPart(prefill.batch, prefill.chunks)
-            delta_net.apply(projection, weights, states, inputs.tokens, decode, many, out)
+            delta_net.apply(projection, weights, states, inputs.tokens, inputs.decode, many, out)
         else:
             delta_net.reference(projection, weights, states, inputs.tokens, inputs.batch, out)
         self.gate(
@@ -383,19 +383,19 @@ class Layers(ABC, Generic[X]):
         self, rules: attention_reference.Rules, layer: int
     ) -> decode_attention.Partials:
         """Attend with the rows that decode, which come first."""
-        part = self.inputs.decode
-        assert part is not None
+        shape = self.inputs.shape
+        assert self.inputs.decode is not None
         k, v, exponents = self.pages.layer(layer)
-        q = self.queries(layer)[: part.tokens]
+        q = self.queries(layer)[: shape.decode_tokens]
         partials = decode_attention.Partials.empty(
-            part.splits, part.tokens, q.shape[1], self.config.value_dim_of(layer), self.device
+            shape.splits, len(q), q.shape[1], self.config.value_dim_of(layer), self.device
         )
         decode_attention.attend(
             q,
             k,
             v,
-            self._batch(part.batch, layer),
-            part.widest,
+            self._batch(self.inputs.decode, layer),
+            shape.widest,
             partials,
             rules,
             exponents=exponents,
@@ -404,8 +404,7 @@ class Layers(ABC, Generic[X]):
 
     def only_decodes(self, layer: int) -> bool:
         """Return True if kernels run, all rows of the step decode, and none is dropped."""
-        decode = self.inputs.decode
-        all_rows = decode is not None and decode.tokens == self.tokens
+        all_rows = self.inputs.shape.decode_tokens == self.tokens
         return self.kernels and all_rows and not self.drops_rows(layer)
 
     def decode_partials(
@@ -417,14 +416,15 @@ class Layers(ABC, Generic[X]):
         sinks: torch.Tensor | None,
     ) -> Partials:
         """Store keys and values, and attend in a step that only decodes."""
-        part = self.inputs.decode
+        batch = self.inputs.decode
+        shape = self.inputs.shape
         pages = self.pages.layer(layer)
         config = self.config
-        assert part is not None
+        assert batch is not None
         rules = self.rules(layer, sinks)
         d = config.head_dim_of(layer)
         fits_norms = norms is None or not (config.family.normed_projections or norms.values)
-        fits_shape = part.one_page and decode_fused.serves(
+        fits_shape = shape.one_page and decode_fused.serves(
             qkv, config.heads, d, pages.k, pages.exponents
         )
         if not (fits_norms and fits_shape):
@@ -432,13 +432,13 @@ class Layers(ABC, Generic[X]):
             return self.decode_attention(rules, layer)
         self.tap(layer)
         q_norm, k_norm = _weights_of(norms)
-        partials = Partials.empty(part.splits, part.tokens, config.heads, d, self.device)
+        partials = Partials.empty(shape.splits, self.tokens, config.heads, d, self.device)
         decode_fused.store_and_attend(
             qkv,
             self.pages.angles(layer),
             pages.k,
             pages.v,
-            self._batch(part.batch, layer),
+            self._batch(batch, layer),
             partials,
             rules,
             dtype=self.dtype,
@@ -470,11 +470,10 @@ class Layers(ABC, Generic[X]):
             self.tokens, self.config.heads, self.config.value_dim_of(layer)
         )
         flat = out.view(self.tokens, -1)
-        decode = self.inputs.decode
         prefill = self.inputs.prefill
-        if decode is not None:
+        if self.inputs.decode is not None:
             partials = self.decode_attention(rules, layer)
-            decode_attention.merge(partials, flat[: decode.tokens], sinks=sinks)
+            decode_attention.merge(partials, flat[: partials.sums.shape[1]], sinks=sinks)
         if prefill is not None:
             self.prefill_attention(prefill, rules, layer, out)
         return flat

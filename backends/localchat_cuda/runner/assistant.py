@@ -20,7 +20,8 @@ from localchat_cuda.layers.output_head import compute_logits
 from localchat_cuda.runner.common_steps import steps_of_drafts
 from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.drafter import Chain, measure_token
-from localchat_cuda.runner.kv_pages import ModelInputs, Pages
+from localchat_cuda.runner.input_batch import ModelInputs
+from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
@@ -61,9 +62,7 @@ class AssistantModel(DeviceModel):
 
     def _anchored(self, inputs: ModelInputs) -> ModelInputs:
         """Return the step with queries at the end of texts, over the model's pages."""
-        decode = inputs.decode
-        if decode is not None:
-            decode = replace(decode, batch=self._anchored_batch(decode.batch))
+        decode = inputs.decode and self._anchored_batch(inputs.decode)
         return replace(
             inputs,
             positions=self.anchors[inputs.slots.long()],

@@ -25,7 +25,6 @@ from localchat_cuda.plan.memory_plan import (
     LARGEST_DECODE,
     dequant_pages,
 )
-from localchat_cuda.runner.kv_pages import DecodeBatch, ModelInputs, PrefillBatch
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, LARGEST_DECODE)
@@ -451,6 +450,46 @@ def write_batch(
     return slices._replace(offsets=buffer.write(offsets), chunks=buffer.write(chunks))
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillBatch:
+    """Sequences of the prompt chunks."""
+
+    batch: AttentionBatch
+    tiles: torch.Tensor
+    """Tiles of `tile_config` rows, from kernels.attention.prefill.tiles_of."""
+    tile_config: prefill_attention.PrefillTileConfig
+    dequant_pages: torch.Tensor | None
+    """FP8 pages to dequantize first, see kv_fp8_dequant; None: pages are read as they are."""
+    chunks: torch.Tensor | None = None
+    """Chunks for running states, see ChunkedPart; None: the model has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """Step on the device, int32 unless stated."""
+
+    ids: torch.Tensor
+    """Token ids [T]."""
+    positions: torch.Tensor
+    """[T]"""
+    slots: torch.Tensor
+    """[T]"""
+    block_tables: torch.Tensor
+    """[slots, pages of the longest sequence]"""
+    window_tables: torch.Tensor
+    """Block tables of layers with their own window pages."""
+    logits_indices: torch.Tensor | None
+    """Tokens whose last state is needed, int64 [P]; None: all tokens."""
+    tokens: Tokens | None
+    """Positions of the tokens for running states; None: the model has none."""
+    shape: StepShape
+    batch: AttentionBatch
+    """All sequences, in the two parts that follow."""
+    decode: AttentionBatch | None
+    """Sequences of the decode part, whose tokens come first; None: there are none."""
+    prefill: PrefillBatch | None
+
+
 def model_inputs(
     batch: InputBatch,
     slices: BatchSlices,
@@ -472,7 +511,7 @@ def model_inputs(
             starts[sequences], counts[sequences], lengths[sequences], slots[sequences], block_tables
         )
 
-    decode: DecodeBatch | None = None
+    decode: AttentionBatch | None = None
     prefill: PrefillBatch | None = None
     tokens: Tokens | None = None
     if slices.offsets is not None:
@@ -480,13 +519,7 @@ def model_inputs(
     shape = batch.shape
     first_prefill = shape.decode_sequences
     if first_prefill:
-        decode = DecodeBatch(
-            part(slice(0, first_prefill)),
-            shape.decode_tokens,
-            shape.widest,
-            shape.splits,
-            shape.one_page,
-        )
+        decode = part(slice(0, first_prefill))
     if shape.tiles:
         tiles = slices.tiles.view().view(-1, 2)
         dequantized: torch.Tensor | None = None
@@ -506,6 +539,7 @@ def model_inputs(
         window_tables=block_tables if window_tables is None else window_tables,
         logits_indices=logits_indices,
         tokens=tokens,
+        shape=shape,
         batch=part(slice(None)),
         decode=decode,
         prefill=prefill,

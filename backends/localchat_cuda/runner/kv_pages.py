@@ -1,13 +1,12 @@
-"""KV pages of a model, and the tensors of a step that its layers read.
+"""KV pages of a model.
 
-Letters: T tokens of the step, S sequences, L layers, J key/value heads, D head dimension. A *page* contains
+Letters: L layers, J key/value heads, D head dimension. A *page* contains
 `page_tokens` positions of one sequence in one layer. A *block table* lists the pages of a slot in order. Page
 numbers are the same in all layers, unless layers with a window have their own pages and block tables.
 """
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,9 +16,6 @@ from localchat.fit.kv_types import FP8
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
 from localchat_cuda.config.rope import Rotation
 from localchat_cuda.kernels import rope
-from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
-from localchat_cuda.kernels.attention.reference import AttentionBatch
-from localchat_cuda.kernels.delta_net import Tokens
 from localchat_cuda.runner.states import States
 
 _LAYOUT = 2
@@ -240,56 +236,3 @@ class Pages:
         for tensor in self._tensors(windowed=windowed):
             # Positions are the second last dimension of numbers and of exponents.
             tensor[:, target, ..., :tokens, :] = tensor[:, source, ..., :tokens, :]
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeBatch:
-    """Sequences with at most 16 new tokens, which come first in the step."""
-
-    batch: AttentionBatch
-    tokens: int
-    """Rows of this part."""
-    widest: int
-    """Largest number of new tokens of a sequence."""
-    splits: int
-    """Ranges into which attention divides each history."""
-    one_page: bool
-    """Each range fits in a page."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillBatch:
-    """Sequences with more new tokens: prompt chunks."""
-
-    batch: AttentionBatch
-    tiles: torch.Tensor
-    """Tiles of `tile_config` rows, from kernels.attention.prefill.tiles_of."""
-    tile_config: PrefillTileConfig
-    dequant_pages: torch.Tensor | None
-    """FP8 pages to dequantize first, see kv_fp8_dequant; None: pages are read as they are."""
-    chunks: torch.Tensor | None = None
-    """Chunks for running states, see ChunkedPart; None: the model has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInputs:
-    """Step on the device, int32 unless stated."""
-
-    ids: torch.Tensor
-    """Token ids [T]."""
-    positions: torch.Tensor
-    """[T]"""
-    slots: torch.Tensor
-    """[T]"""
-    block_tables: torch.Tensor
-    """[slots, pages of the longest sequence]"""
-    window_tables: torch.Tensor
-    """Block tables of layers with their own window pages."""
-    logits_indices: torch.Tensor | None
-    """Tokens whose last state is needed, int64 [P]; None: all tokens."""
-    tokens: Tokens | None
-    """Positions of the tokens for running states; None: the model has none."""
-    batch: AttentionBatch
-    """All sequences, in the two parts that follow."""
-    decode: DecodeBatch | None
-    prefill: PrefillBatch | None

@@ -12,7 +12,8 @@ from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.layers.output_head import compute_logits
 from localchat_cuda.layers.packed import PackedLayers
 from localchat_cuda.ranks.collective import Collective
-from localchat_cuda.runner.kv_pages import ModelInputs, Pages
+from localchat_cuda.runner.input_batch import ModelInputs
+from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.weights.eagle import EagleWeights
 from localchat_cuda.weights.model_weights import ModelWeights

@@ -26,6 +26,7 @@ from localchat_cuda.runner.input_batch import (
     BatchConfig,
     BatchSlices,
     InputBatch,
+    ModelInputs,
     StepShape,
     TokenSpan,
     build_input_batch,
@@ -33,7 +34,6 @@ from localchat_cuda.runner.input_batch import (
     moved_shape,
     write_batch,
 )
-from localchat_cuda.runner.kv_pages import ModelInputs
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.sampler import (
     ReferenceSampler,

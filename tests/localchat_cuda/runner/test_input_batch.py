@@ -6,12 +6,12 @@ import torch
 from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
+    ModelInputs,
     TokenSpan,
     build_input_batch,
     model_inputs,
     write_batch,
 )
-from localchat_cuda.runner.kv_pages import ModelInputs
 from localchat_cuda.runner.step_buffer import StepBuffer
 
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def test_all_arrays_are_aligned_as_kernels_were_compiled_for() -> None:
         step, _ = inputs(spans)
         assert step.prefill is not None
         arrays = [step.positions, step.slots, step.prefill.tiles]
-        for part in (step.batch, step.prefill.batch, *([step.decode.batch] if step.decode else [])):
+        for part in (step.batch, step.prefill.batch, *([step.decode] if step.decode else [])):
             arrays += [part.starts, part.counts, part.lengths, part.slots]
         assert {each.data_ptr() % 16 for each in arrays} == {0}
 

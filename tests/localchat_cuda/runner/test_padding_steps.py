@@ -23,11 +23,11 @@ from localchat_cuda.runner.cuda_graphs import RUNS_BEFORE_CAPTURE, Body, CudaGra
 from localchat_cuda.runner.input_batch import (
     DRAFT_STEP_TOKENS,
     InputBatch,
+    ModelInputs,
     StepShape,
     TokenSpan,
     build_input_batch,
 )
-from localchat_cuda.runner.kv_pages import ModelInputs
 from localchat_cuda.runner.runner import CudaRunner
 from tests.support import tiny_models
 from tests.support.tiny_engine_core import ON_GPU, TinyLoop, request, tiny_runner
