@@ -17,6 +17,7 @@ from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
 from localchat_cuda.config.rope import Rotation
 from localchat_cuda.kernels import rope
 from localchat_cuda.runner.states import States
+from localchat_cuda.runner.step_buffer import upload
 
 _LAYOUT = 2
 """Version of the arrangement of a page's bytes. Raise it when that changes, so that pages on disk miss."""
@@ -205,10 +206,7 @@ class Pages:
             for part, tensor in self._parts(rows):
                 tensor[:, pages[0]].copy_(part[0])
             return
-        index = torch.tensor(pages)
-        if self.device.type == "cuda":
-            # The host would wait for a copy from unpinned memory.
-            index = index.pin_memory().to(self.device, non_blocking=True)
+        index = upload(torch.tensor(pages), self.device)
         for part, tensor in self._parts(rows):
             tensor.index_copy_(1, index, part.transpose(0, 1))
 

@@ -20,7 +20,7 @@ from localchat_cuda.kernels.sampling import state as sample_state
 from localchat_cuda.kernels.sampling.rare import RareTensors
 from localchat_cuda.kernels.sampling.rescore import DISCARDED, RescoreScratch, Rescoring
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
-from localchat_cuda.runner.step_buffer import BufferSlice, StepBuffer
+from localchat_cuda.runner.step_buffer import BufferSlice, StepBuffer, upload
 
 _BIASES = 16
 """Initial capacity of logit biases per row."""
@@ -194,7 +194,8 @@ class TritonSampler:
                 continue
             begin = sequence.row * width
             indices.append(np.arange(begin, begin + len(biases)))
-            ids += [_bias_token(token, self._vocabulary) for token, _ in biases]
+            # A token outside the vocabulary, which may have more than 32 bits, becomes -1.
+            ids += [token if 0 <= token < self._vocabulary else -1 for token, _ in biases]
             values += [value for _, value in biases]
         if not indices:
             return {}
@@ -243,7 +244,7 @@ class TritonSampler:
         for row, sequence in self._new.items():
             if sequence.sampling.dry_breakers:
                 words = self._mask_words(sequence.sampling.dry_breakers)
-                self._breaker_rows()[row] = self._to_device(torch.from_numpy(words))
+                self._breaker_rows()[row] = upload(torch.from_numpy(words), self._device)
         self._new.clear()
 
     def sample(
@@ -265,6 +266,9 @@ class TritonSampler:
                 self._settings.prompt_tokens,
                 self._count_scratch(p),
             )
+        rescore_scratch = None
+        if rescoring is not None and self._rescore_scratch is not None:
+            rescore_scratch = self._rescore_scratch.part(p)
         draws = sample_state.Draws(
             batch.row_slice.view(), batch.sequence_slice.view(), batch.position_slice.view()
         )
@@ -279,7 +283,7 @@ class TritonSampler:
             known=penalty_tokens,
             masking=self._masking(batch),
             rescoring=rescoring,
-            rescore_scratch=None if rescoring is None else self._rescore_part(p),
+            rescore_scratch=rescore_scratch,
             rare=self._rare(batch),
         )
 
@@ -312,10 +316,6 @@ class TritonSampler:
         size = 4 * -(-self._vocabulary // 32)
         return np.frombuffer(mask[:size].ljust(size, b"\0"), np.int32).copy()
 
-    def _rescore_part(self, positions: int) -> RescoreScratch:
-        assert self._rescore_scratch is not None
-        return self._rescore_scratch.part(positions)
-
     def _count_scratch(self, positions: int) -> torch.Tensor:
         """Return scratch memory for penalty counts, allocated for the first request with penalties."""
         if self._counts is None:
@@ -338,22 +338,12 @@ class TritonSampler:
         if not words:
             return None
         return sample_state.Masking(
-            self._to_device(torch.from_numpy(np.stack(words))),
-            self._to_device(torch.tensor(rows, dtype=torch.int32)),
+            upload(torch.from_numpy(np.stack(words)), self._device),
+            upload(torch.tensor(rows, dtype=torch.int32), self._device),
         )
-
-    def _to_device(self, values: torch.Tensor) -> torch.Tensor:
-        if self._device.type == "cuda":
-            values = values.pin_memory()
-        return values.to(self._device, non_blocking=True)
 
 
 def _key(p: SamplingParams) -> int:
     """Return gumbel.draw_key before its last step, as a signed number."""
     key = mix((mix(p.seed + G) ^ p.choice) + G)
     return key - 2**64 if key >= 2**63 else key
-
-
-def _bias_token(token: int, vocabulary: int) -> int:
-    """Return a biased token id in 32 bits; -1 for ids outside the vocabulary."""
-    return token if 0 <= token < vocabulary else -1

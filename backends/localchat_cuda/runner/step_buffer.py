@@ -19,6 +19,13 @@ ALIGNED_WORDS = 4
 Values = Sequence[int] | NDArray[np.int32] | NDArray[np.int64]
 
 
+def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy values from the host to a device. The host does not wait for the copy."""
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
 class BufferSlice(NamedTuple):
     """Array of a step; `view` returns it on the device."""
 
@@ -81,9 +88,7 @@ class StepBuffer:
     def _write_apart(self, values: Values, *, int64: bool) -> BufferSlice:
         """Send an array by itself. torch reuses its pinned memory only after the copy."""
         host = torch.from_numpy(np.array(values, np.int64 if int64 else np.int32))
-        if self._pinned:
-            host = host.pin_memory()
-        device_array = host.to(self._device.device, non_blocking=True)
+        device_array = upload(host, self._device.device)
         return BufferSlice(device_array.view(torch.int32), 0, len(values), int64)
 
     @property

@@ -41,7 +41,7 @@ from localchat_cuda.runner.sampler import (
     SampledTokens,
     TritonSampler,
 )
-from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
+from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer, upload
 from localchat_cuda.runner.step_output import PendingStep, ResultRing, TopLogprobs
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -664,10 +664,7 @@ class StepExecutor:
         )
 
     def _to_device(self, values: Sequence[int]) -> torch.Tensor:
-        tensor = torch.tensor(values)
-        if not self._gpu:
-            return tensor
-        return tensor.pin_memory().to(self._table.device, non_blocking=True)
+        return upload(torch.tensor(values), self._table.device)
 
     def _to_host(self, values: torch.Tensor) -> torch.Tensor:
         """Return a copy in host memory, which is complete once the step's event is."""
