@@ -19,7 +19,7 @@ from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.layers.output_head import compute_logits
 from localchat_cuda.runner.common_steps import steps_of_drafts
 from localchat_cuda.runner.device_state import StateTable
-from localchat_cuda.runner.drafter import Chain, measure_token
+from localchat_cuda.runner.drafter import Chain, measure_token, usable_draft
 from localchat_cuda.runner.input_batch import ModelInputs
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
@@ -135,7 +135,8 @@ class AssistantDrafter:
         asking = [ask for ask in asks if ask.seq in drafts]
         if not asking or not self._run(asking, drafts):
             return [NO_DRAFT] * len(asks)
-        return [_draft_of(drafts.get(ask.seq, [])) for ask in asks]
+        vocabulary = self.runner.model.config.vocabulary
+        return [usable_draft(drafts.get(ask.seq, []), vocabulary) for ask in asks]
 
     def _can_draft(self, ask: DraftAsk) -> bool:
         """Return True if the previous token's state is stored and the draft fits."""
@@ -169,11 +170,3 @@ class AssistantDrafter:
 
 def _last_position(ask: DraftAsk) -> int:
     return ask.start + len(ask.tokens) - 1
-
-
-def _draft_of(tokens: list[int]) -> Draft:
-    """Return the tokens up to the first one without usable logits as a draft."""
-    count = next((n for n, token in enumerate(tokens) if token < 0), len(tokens))
-    if not count:
-        return NO_DRAFT
-    return Draft(tuple(tokens[:count]), (1.0,) * count)

@@ -150,13 +150,10 @@ class CudaDrafter:
             # The last draft token was sampled, but not read.
             new_tokens = [*draft.ask.tokens[draft.same :], *draft.tokens[:-1]]
             draft.text.tokens[draft.same :] = new_tokens
-        return [NO_DRAFT if draft is None else self._usable(draft.tokens) for draft in all_drafts]
-
-    def _usable(self, tokens: list[int]) -> Draft:
-        """Return the draft tokens before one that the other model lacks, or without usable logits."""
-        unusable = (n for n, token in enumerate(tokens) if not 0 <= token < self._shared)
-        count = next(unusable, len(tokens))
-        return Draft(tuple(tokens[:count]), (1.0,) * count)
+        return [
+            NO_DRAFT if draft is None else usable_draft(draft.tokens, self._shared)
+            for draft in all_drafts
+        ]
 
     def _begin(self, ask: DraftAsk, requesting: set[int]) -> _Draft | None:
         """Allocate pages for a draft. None if the pool is full, or the start of the text is missing.
@@ -293,6 +290,13 @@ class Chain:
         sinks = self._launched.popleft()
         for sample in result.samples:
             sinks[sample.index].append(sample.token)
+
+
+def usable_draft(tokens: list[int], vocabulary: int) -> Draft:
+    """Return the draft tokens before one outside the model's vocabulary, or without usable logits."""
+    unusable = (n for n, token in enumerate(tokens) if not 0 <= token < vocabulary)
+    count = next(unusable, len(tokens))
+    return Draft(tuple(tokens[:count]), (1.0,) * count)
 
 
 def measure(runner: CudaRunner) -> tuple[float, float]:
