@@ -38,17 +38,6 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """Divide positions by `factor`."""
-
-    factor: float
-
-    def scaled(self, plain: list[float], context: int) -> list[float]:
-        """See Llama3Scaling."""
-        return [radians / self.factor for radians in plain]
-
-
-@dataclass(frozen=True, slots=True)
 class YarnScaling:
     """Stretch slow pairs by `factor` and keep fast ones, with a ramp between them (YaRN)."""
 
@@ -124,7 +113,9 @@ class DynamicNtkScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """Rotate the first `share` of the pairs, at the speed they have if all rotate."""
+    """Divide positions by `factor`, and rotate only the first `share` of the pairs.
+
+    Their speed is the one that they have if all rotate."""
 
     share: float
     factor: float
@@ -137,12 +128,7 @@ class ProportionalScaling:
 
 
 Scaling: TypeAlias = (
-    Llama3Scaling
-    | LinearScaling
-    | YarnScaling
-    | LongRopeScaling
-    | DynamicNtkScaling
-    | ProportionalScaling
+    Llama3Scaling | YarnScaling | LongRopeScaling | DynamicNtkScaling | ProportionalScaling
 )
 
 
@@ -230,7 +216,7 @@ def _read(
         case "default" | "mrope":
             pass  # mrope has three positions per token, which are equal in text without images
         case "linear":
-            scaling = LinearScaling(fields.number("factor", 1.0, section))
+            scaling = ProportionalScaling(1.0, fields.number("factor", 1.0, section))
         case "dynamic":
             factor = fields.number("factor", 1.0, section)
             scaling = DynamicNtkScaling(factor, context, theta)

@@ -13,7 +13,7 @@ from localchat_cuda.config.mixture import Mixture
 from localchat_cuda.config.model import rounded_config
 from localchat_cuda.config.quantization import Quantization
 from localchat_cuda.config.reader import parse_config, read_config
-from localchat_cuda.config.rope import LinearScaling, Llama3Scaling, Rotation, YarnScaling
+from localchat_cuda.config.rope import Llama3Scaling, ProportionalScaling, Rotation, YarnScaling
 from localchat_cuda.plan.memory_plan import kv_token_bytes
 from tests.support.cuda_configs import AWQ, GPTQ, QWEN25
 from tests.support.hub_configs import CONFIGS
@@ -191,7 +191,7 @@ def test_gemma_3_is_read_where_its_config_is_silent() -> None:
     assert (found.heads, found.key_heads, found.head_dim) == (8, 4, 256)
     assert (found.vocabulary, found.context_train, found.eos_ids) == (262208, 131072, (1, 106))
     assert (found.rotation, found.windowed_rotation) == (
-        Rotation(1e6, LinearScaling(8.0)),
+        Rotation(1e6, ProportionalScaling(1.0, 8.0)),
         Rotation(1e4),
     )
     assert found.windows[:7] == (1024, 1024, 1024, 1024, 1024, 0, 1024)
