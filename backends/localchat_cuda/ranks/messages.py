@@ -34,17 +34,10 @@ class RankJob:
 
 
 class Loaded(NamedTuple):
-    """A rank has loaded its weights."""
+    """A rank has loaded its weights, or in the answer of rank 0, all have."""
 
     host_blocks: bool
-    """Its host blocks are usable."""
-
-
-class Begin(NamedTuple):
-    """All ranks have loaded their weights."""
-
-    host_blocks: bool
-    """The host blocks of all ranks are usable."""
+    """Their host blocks are usable."""
 
 
 class RankFailed(NamedTuple):

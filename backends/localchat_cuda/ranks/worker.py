@@ -75,11 +75,11 @@ class WorkerGroup:
     ) -> tuple[ProcessCollective, bool]:
         """See workers.Workers.join."""
         self._link.send(messages.Loaded(host_blocks))
-        begin = self._inbox.get()
-        assert isinstance(begin, messages.Begin)
+        answer = self._inbox.get()
+        assert isinstance(answer, messages.Loaded)
         job = self.job
         collective = ProcessCollective(job.rank, job.ranks, job.meeting, device, columns)
-        return collective, begin.host_blocks
+        return collective, answer.host_blocks
 
 
 class Follower:

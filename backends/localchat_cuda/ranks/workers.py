@@ -104,7 +104,7 @@ class Workers:
                     raise EngineClosed("The load was cancelled.")
             host_blocks = self._loaded(rank, link).host_blocks and host_blocks
         for link in self._links:
-            link.send(messages.Begin(host_blocks))
+            link.send(messages.Loaded(host_blocks))
         self.listen()
         with self.watched():
             collective = ProcessCollective(0, self.job.ranks, self.job.meeting, device, columns)

@@ -12,9 +12,9 @@ def test_messages_come_in_order_and_a_wait_can_end_without_one() -> None:
     ended = threading.Event()
     inbox = Inbox(theirs, ended.set)
     assert inbox.get(0.0) is None
-    ours.send(messages.Begin(True))
+    ours.send(messages.Loaded(True))
     ours.send(messages.Stop())
-    assert inbox.get() == messages.Begin(host_blocks=True)
+    assert inbox.get() == messages.Loaded(host_blocks=True)
     assert inbox.get() == messages.Stop()
     ours.close()
     assert not ended.is_set()
