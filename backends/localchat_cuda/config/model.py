@@ -1,7 +1,7 @@
 """Shape of a model as the engine runs it. Imports no torch."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from localchat.errors import UsageError
 from localchat.fit.load_options import RoundedType
@@ -238,15 +238,10 @@ class ModelConfig:
         return max(sum(self.qkv_heads(n)) * self.head_dim_of(n) for n in range(self.layers))
 
 
-class RuntimeConfig(NamedTuple):
-    """Config as the engine runs it. `notes`: sentences on differences from the checkpoint."""
+def runtime_config(config: ModelConfig, *, gpu: bool) -> tuple[ModelConfig, list[str]]:
+    """Choose a floating type to compute in. `gpu` False: for the references on a CPU.
 
-    config: ModelConfig
-    notes: tuple[str, ...]
-
-
-def runtime_config(config: ModelConfig, *, gpu: bool) -> RuntimeConfig:
-    """Choose a floating type to compute in. `gpu` False: for the references on a CPU."""
+    Returns also sentences on differences from the checkpoint."""
     notes = []
     if gpu and config.dtype == "float32":
         notes.append("The weights are stored in fp32 and loaded as bf16.")
@@ -260,7 +255,7 @@ def runtime_config(config: ModelConfig, *, gpu: bool) -> RuntimeConfig:
     if mx and config.dtype == "float16":
         notes.append("Scales of MXFP8 may exceed the range of fp16. The model runs in bf16.")
         config = replace(config, dtype="bfloat16")
-    return RuntimeConfig(config, tuple(notes))
+    return config, notes
 
 
 def rounded_config(config: ModelConfig, to: RoundedType | None, name: str) -> ModelConfig:

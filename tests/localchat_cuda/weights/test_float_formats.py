@@ -88,8 +88,8 @@ def test_mxfp8_runs_in_bf16(tmp_path: Path) -> None:
         (tmp_path / layout).mkdir()
         made(layout, tmp_path / layout)
         stored = replace(read_config(tmp_path / layout), dtype="float16")
-        runtime = runtime_config(stored, gpu=True)
-        assert (runtime.config.dtype, bool(runtime.notes)) == (dtype, dtype == "bfloat16")
+        config, notes = runtime_config(stored, gpu=True)
+        assert (config.dtype, bool(notes)) == (dtype, dtype == "bfloat16")
 
 
 @pytest.mark.parametrize("layout", ["nvfp4", "mxfp8"])
