@@ -8,6 +8,7 @@ import torch
 
 from localchat_cuda.architectures.prediction_head import normed_inputs
 from localchat_cuda.layers.dense import DenseLayers
+from localchat_cuda.layers.head_norms import AttentionWeights
 from localchat_cuda.weights.eagle import EagleWeights
 
 
@@ -23,7 +24,7 @@ def forward(
     if weights.config.normed_residual:
         ops.residual.copy_(states)
     qkv = ops.gemm(torch.cat((embedded, states), 1), layer.linears["qkv"])
-    y = ops.gemm(ops.attend(qkv, 0, None, None), layer.linears["o"])
+    y = ops.gemm(ops.attend(qkv, 0, AttentionWeights()), layer.linears["o"])
     x = ops.add_norm(y, layer.norms["mlp"])
     y = ops.gemm(ops.gemm_act_mul(x, layer.linears["gate_up"]), layer.linears["down"])
     states = ops.finish(y, model.last_norm)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from localchat_cuda.architectures import gemma2, gemma3
 from localchat_cuda.architectures.family import ExpertTraits, Family
 from localchat_cuda.architectures.names import ExpertNames
-from localchat_cuda.layers.head_norms import HeadNorms
+from localchat_cuda.layers.head_norms import AttentionWeights, HeadNorms
 
 if TYPE_CHECKING:
     from localchat_cuda.layers.dense import Layers, Sums, X
@@ -95,7 +95,8 @@ def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> Sums:
     # A layer without keys of its own has no norm for them.
     q_norm = layer.norms["q_norm"]
     norms = HeadNorms(q_norm, layer.norms.get("k_norm", q_norm), values=True)
-    attended = ops.attend(ops.gemm(x, layer.linears["qkv"]), number, None, norms)
+    qkv = ops.gemm(x, layer.linears["qkv"])
+    attended = ops.attend(qkv, number, AttentionWeights(norms=norms))
     return ops.reduce(ops.gemm(attended, layer.linears["o"]))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from localchat_cuda.architectures.family import Family, GgufTraits
 from localchat_cuda.architectures.names import Names
-from localchat_cuda.layers.head_norms import HeadNorms
+from localchat_cuda.layers.head_norms import AttentionWeights, HeadNorms
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ def mix(ops: Layers[X], x: X, layer: LayerWeights, number: int) -> Sums:
         return ops.gemm(x, linears["out"])
     qkv = ops.gemm(x, linears["qkv"])
     norms = HeadNorms.of(layer.norms)
-    x = ops.attend(qkv, number, layer.biases.get("qkv"), norms, layer.sinks)
+    x = ops.attend(qkv, number, AttentionWeights(layer.biases.get("qkv"), norms, layer.sinks))
     return ops.reduce(ops.gemm(x, linears["o"]))
 
 

@@ -41,7 +41,7 @@ from localchat_cuda.kernels.delta_net import gated_norm
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.layers.head_norms import HeadNorms
+from localchat_cuda.layers.head_norms import AttentionWeights, HeadNorms
 from localchat_cuda.layers.output_head import dense_gemm, dense_sums
 from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.runner.input_batch import ModelInputs, PrefillBatch
@@ -107,14 +107,7 @@ class Layers(ABC, Generic[X]):
         """Return partial sums [S, T, N] of x w^T."""
 
     @abstractmethod
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        layer: int,
-        bias: torch.Tensor | None,
-        norms: HeadNorms | None,
-        sinks: torch.Tensor | None = None,
-    ) -> X:
+    def attend(self, qkv: torch.Tensor, layer: int, weights: AttentionWeights) -> X:
         """Rotate, write keys and values to the pages of `layer`, and attend: [T, H*D].
 
         The last layer returns [P, H*D] if P is small. All later operations then have as many rows."""
@@ -179,12 +172,11 @@ class Layers(ABC, Generic[X]):
         if layer in self.taps:
             self.tapped[layer] = _rounded(self.residual, self.dtype).clone()
 
-    def store_kv(
-        self, qkv: torch.Tensor, layer: int, bias: torch.Tensor | None, norms: HeadNorms | None
-    ) -> None:
+    def store_kv(self, qkv: torch.Tensor, layer: int, weights: AttentionWeights) -> None:
         """Write rotated queries to their buffer, and rotated keys and values to their pages."""
         self.tap(layer)
         pages = self.pages.layer(layer)
+        norms = weights.norms
         if norms is not None and self.config.family.normed_projections:
             qkv = self._normed_projections(qkv, norms)
             norms = None
@@ -199,7 +191,7 @@ class Layers(ABC, Generic[X]):
             self.queries(layer),
             pages.k,
             pages.v,
-            bias=bias,
+            bias=weights.bias,
             q_norm=q_norm,
             k_norm=k_norm,
             v_norm=norms is not None and norms.values,
@@ -407,28 +399,22 @@ class Layers(ABC, Generic[X]):
         all_rows = self.inputs.shape.decode_tokens == self.tokens
         return self.kernels and all_rows and not self.drops_rows(layer)
 
-    def decode_partials(
-        self,
-        qkv: torch.Tensor,
-        layer: int,
-        bias: torch.Tensor | None,
-        norms: HeadNorms | None,
-        sinks: torch.Tensor | None,
-    ) -> Partials:
+    def decode_partials(self, qkv: torch.Tensor, layer: int, weights: AttentionWeights) -> Partials:
         """Store keys and values, and attend in a step that only decodes."""
+        norms = weights.norms
         batch = self.inputs.decode
         shape = self.inputs.shape
         pages = self.pages.layer(layer)
         config = self.config
         assert batch is not None
-        rules = self.rules(layer, sinks)
+        rules = self.rules(layer, weights.sinks)
         d = config.head_dim_of(layer)
         fits_norms = norms is None or not (config.family.normed_projections or norms.values)
         fits_shape = shape.one_page and decode_fused.serves(
             qkv, config.heads, d, pages.k, pages.exponents
         )
         if not (fits_norms and fits_shape):
-            self.store_kv(qkv.contiguous(), layer, bias, norms)
+            self.store_kv(qkv.contiguous(), layer, weights)
             return self.decode_attention(rules, layer)
         self.tap(layer)
         q_norm, k_norm = _weights_of(norms)
@@ -442,7 +428,7 @@ class Layers(ABC, Generic[X]):
             partials,
             rules,
             dtype=self.dtype,
-            bias=bias,
+            bias=weights.bias,
             q_norm=q_norm,
             k_norm=k_norm,
             eps=config.eps,
@@ -703,37 +689,22 @@ class DenseLayers(Layers[torch.Tensor]):
         prompts = self.inputs.prefill is not None
         return int4.gemm_of(x, weight, kernels=self.kernels, wide=wide, prompts=prompts)
 
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        layer: int,
-        bias: torch.Tensor | None,
-        norms: HeadNorms | None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        out = self._attended(qkv, layer, bias, norms, sinks)
-        return self.continued(out, layer)
+    def attend(self, qkv: torch.Tensor, layer: int, weights: AttentionWeights) -> torch.Tensor:
+        return self.continued(self._attended(qkv, layer, weights), layer)
 
-    def _attended(
-        self,
-        qkv: torch.Tensor,
-        layer: int,
-        bias: torch.Tensor | None,
-        norms: HeadNorms | None,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _attended(self, qkv: torch.Tensor, layer: int, weights: AttentionWeights) -> torch.Tensor:
         if not self.only_decodes(layer):
-            self.store_kv(qkv.contiguous(), layer, bias, norms)
-            return self.attention(layer, sinks)
-        partials = self.decode_partials(qkv, layer, bias, norms, sinks)
+            self.store_kv(qkv.contiguous(), layer, weights)
+            return self.attention(layer, weights.sinks)
+        partials = self.decode_partials(qkv, layer, weights)
         out = torch.empty(partials.sums.shape[1:], dtype=self.dtype, device=self.device)
-        decode_attention.merge(partials, out, sinks=sinks)
+        decode_attention.merge(partials, out, sinks=weights.sinks)
         return out
 
     def attend_gated(self, qkvg: torch.Tensor, layer: int, norms: HeadNorms) -> torch.Tensor:
         """Attend like `attend`, and multiply by the sigmoid of gates [H*D], which follow the values."""
         gates = self.config.heads * self.config.head_dim
-        attended = self._attended(qkvg[..., :-gates], layer, None, norms, None)
+        attended = self._attended(qkvg[..., :-gates], layer, AttentionWeights(norms=norms))
         out = torch.empty_like(attended)
         heads = attended.view(self.tokens, self.config.heads, self.config.head_dim)
         self.gate(heads, qkvg[..., -gates:], None, out)

@@ -1,4 +1,4 @@
-"""Norms of queries and keys. A module of its own because architectures import no torch."""
+"""Weights of attention besides its gemms. A module of its own because architectures import no torch."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ class HeadNorms:
         if "q_norm" not in norms:
             return None
         return cls(norms["q_norm"], norms["k_norm"])
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """Weights of a layer's attention besides its gemms."""
+
+    bias: torch.Tensor | None = None
+    """Bias of queries, keys and values, [(H + 2 J) * D]."""
+    norms: HeadNorms | None = None
+    sinks: torch.Tensor | None = None
+    """[H]; see Rules."""

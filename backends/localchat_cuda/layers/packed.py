@@ -15,7 +15,7 @@ from localchat_cuda.kernels.int4 import activations as w4_activations
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 from localchat_cuda.layers.dense import Layers, RankSums, Sums
-from localchat_cuda.layers.head_norms import HeadNorms
+from localchat_cuda.layers.head_norms import AttentionWeights
 from localchat_cuda.weights.formats.weight import Weight
 
 PackedWeight: TypeAlias = w4_pack.W4 | ggml.GgmlWeight
@@ -81,26 +81,19 @@ class PackedLayers(Layers[PackedActivations]):
         assert isinstance(rows, w4_activations.Int8Rows)
         return ggml.gemm_rows(rows, weight, norm)
 
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        layer: int,
-        bias: torch.Tensor | None,
-        norms: HeadNorms | None,
-        sinks: torch.Tensor | None = None,
-    ) -> PackedActivations:
+    def attend(self, qkv: torch.Tensor, layer: int, weights: AttentionWeights) -> PackedActivations:
         if self.only_decodes(layer):
             # Merging the partial sums also writes the rows of the next gemm, which saves a kernel.
-            partials = self.decode_partials(qkv, layer, bias, norms, sinks)
+            partials = self.decode_partials(qkv, layer, weights)
 
             def merge(reader: PackedWeight) -> w4_activations.Rows:
                 rows = self._rows(reader)
-                decode_attention.merge(partials, rows, order=reader.order, sinks=sinks)
+                decode_attention.merge(partials, rows, order=reader.order, sinks=weights.sinks)
                 return rows
 
             return PackedActivations(merge)
-        self.store_kv(qkv, layer, bias, norms)
-        return self.continued(self.attention(layer, sinks), layer)
+        self.store_kv(qkv, layer, weights)
+        return self.continued(self.attention(layer, weights.sinks), layer)
 
     def plain(self, rows: torch.Tensor) -> PackedActivations:
         return self._write_packed("plain", rows[None])
