@@ -9,13 +9,12 @@ from collections.abc import Iterator
 
 import torch
 
-from localchat.errors import ModelInvalid
 from localchat_cuda.config.mixture import Mixture
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.quantization import padded
 from localchat_cuda.kernels.experts import Experts, Router
 from localchat_cuda.kernels.int4 import e2m1
-from localchat_cuda.weights.formats.weight import Weight, stack_rows
+from localchat_cuda.weights.formats.weight import Weight, refused, stack_rows
 from localchat_cuda.weights.source import LoadTarget
 
 
@@ -31,23 +30,19 @@ def load(
     padded_inner = padded(inner) if quantized else inner
     gate_up = (
         _gate_before_up(rows, padded_inner)
-        for rows in read(f"{prefix}gate_up_proj", config, target)
+        for rows in read(f"{prefix}gate_up_proj", (count, 2 * inner, hidden), target)
     )
-    down = read(f"{prefix}down_proj", config, target)
+    down = read(f"{prefix}down_proj", (count, hidden, inner), target)
     dtype = target.dtype
     stored_bias = target.tensor(f"{prefix}gate_up_proj_bias", (count, 2 * inner), dtype)
     down_bias = target.tensor(f"{prefix}down_proj_bias", (count, hidden), dtype)
     gate_up_bias = torch.stack(
         [_gate_before_up(bias[:, None], padded_inner)[:, 0] for bias in stored_bias]
     )
-    try:
+    hint = "The file may be damaged: download it again, or use a GGUF file with llama.cpp."
+    with refused(f"The experts {prefix}* cannot be read", hint):
         gate_up_stack = stack_rows(map(_packed, gate_up), count)
         down_stack = stack_rows(map(_packed, down), count)
-    except ValueError as error:
-        raise ModelInvalid(
-            f"The experts {prefix}* cannot be read: {error}.",
-            hint="The file may be damaged: download it again, or use a GGUF file with llama.cpp.",
-        ) from error
     return Experts(
         router,
         gate_up_stack,
@@ -58,21 +53,11 @@ def load(
     )
 
 
-def _shape(name: str, config: ModelConfig) -> tuple[int, int]:
-    """Return N and K of an expert."""
-    hidden = config.hidden
-    inner = config.intermediate
-    if name.endswith("gate_up_proj"):
-        return (2 * inner, hidden)
-    return (hidden, inner)
-
-
-def _mxfp4(name: str, config: ModelConfig, target: LoadTarget) -> Iterator[torch.Tensor]:
-    """Yield each expert's codes [N, K], with its exponents in K / 32 more columns.
+def _mxfp4(name: str, shape: tuple[int, int, int], target: LoadTarget) -> Iterator[torch.Tensor]:
+    """Yield each expert's codes [N, K], with its exponents in K / 32 more columns. `shape`: X, N and K.
 
     In one tensor, both are sorted by rows together."""
-    n, k = _shape(name, config)
-    count = _count(config)
+    count, n, k = shape
     groups = k // e2m1.GROUP
     blocks = target.tensor(f"{name}_blocks", (count, n, groups, e2m1.GROUP // 2), torch.uint8)
     scales = target.tensor(f"{name}_scales", (count, n, groups), torch.uint8)
@@ -81,15 +66,10 @@ def _mxfp4(name: str, config: ModelConfig, target: LoadTarget) -> Iterator[torch
         yield torch.cat((codes, exponents), 1)
 
 
-def _floating(name: str, config: ModelConfig, target: LoadTarget) -> Iterator[torch.Tensor]:
-    n, k = _shape(name, config)
-    for weight in target.tensor(name, (_count(config), k, n), target.dtype):
+def _floating(name: str, shape: tuple[int, int, int], target: LoadTarget) -> Iterator[torch.Tensor]:
+    count, n, k = shape
+    for weight in target.tensor(name, (count, k, n), target.dtype):
         yield weight.t()
-
-
-def _count(config: ModelConfig) -> int:
-    assert config.mixture is not None
-    return config.mixture.experts
 
 
 def _gate_before_up(rows: torch.Tensor, padded_inner: int) -> torch.Tensor:

@@ -31,6 +31,7 @@ from localchat_cuda.weights.formats.weight import (
     concat_rows,
     dequantized,
     pad_rows,
+    refused,
     reorder_rows,
     stack_rows,
 )
@@ -44,6 +45,7 @@ from localchat_cuda.weights.model_weights import (
 from localchat_cuda.weights.source import LoadTarget, WeightSource
 from localchat_cuda.weights.values import number_of
 
+_OTHER_MODEL = "Use another quantization of the model, or a GGUF file with llama.cpp."
 _ALWAYS = 20.0
 """Logit whose sigmoid is 1 in fp32."""
 _GEMM_ROWS = 64
@@ -144,7 +146,7 @@ class Loader:
             if self.target.source.has(name) and bool(self.tensor(name, n).any()):
                 raise ModelInvalid(
                     f"The checkpoint has {name}, but layers of this architecture do not add that bias.",
-                    hint="Use another quantization of the model, or a GGUF file with llama.cpp.",
+                    hint=_OTHER_MODEL,
                 )
 
     def layer(self, number: int) -> LayerWeights:
@@ -206,13 +208,8 @@ class Loader:
             self.check_biases(prefixes, parts)
         if field in self.names.orders:
             order = self.names.orders[field](self.config).to(self.target.device)
-            try:
+            with refused(f"The rows of {prefixes[0]} cannot be sorted", _OTHER_MODEL):
                 weight = reorder_rows(weight, order)
-            except ValueError as error:
-                raise ModelInvalid(
-                    f"The rows of {prefixes[0]} cannot be sorted: {error}.",
-                    hint="Use another quantization of the model, or a GGUF file with llama.cpp.",
-                ) from error
             if bias is not None:
                 bias = bias[order]
         return weight, bias
@@ -383,13 +380,8 @@ class Loader:
 
     def stack(self, name: str, parts: Iterator[Weight], count: int) -> torch.Tensor | w4_pack.W4:
         """Join the weights of all experts. Raises ModelInvalid with this name."""
-        try:
+        with refused(f"The experts {name} cannot be joined", _OTHER_MODEL):
             return stack_rows(parts, count)
-        except ValueError as error:
-            raise ModelInvalid(
-                f"The experts {name} cannot be joined: {error}.",
-                hint="Use another quantization of the model, or a GGUF file with llama.cpp.",
-            ) from error
 
     def router_of_experts(
         self, begin: str, mixture: Mixture, gain: torch.Tensor | None
@@ -439,7 +431,7 @@ class Loader:
             raise ModelInvalid(
                 f"{begin}{names.stacked[0]} contains all experts. Experts of a quantized model can only be "
                 "loaded one by one.",
-                hint="Use another quantization of the model, or a GGUF file with llama.cpp.",
+                hint=_OTHER_MODEL,
             )
         gate_up, down = names.stacked
         if of_gate_up:
@@ -472,13 +464,9 @@ class Loader:
     def linear(self, prefixes: list[str], parts: tuple[int, ...], k: int) -> Weight:
         """Load the layers of one gemm, and join them along N. Raises ModelInvalid."""
         weights = (self.part(prefix, n, k) for prefix, n in zip(prefixes, parts, strict=True))
-        try:
+        hint = "Use a quantization without act-order (desc_act false), AWQ, or a GGUF file."
+        with refused(f"{' and '.join(prefixes)} cannot be merged", hint):
             return concat_rows(weights, sum(parts), self.target.dtype)
-        except ValueError as error:
-            raise ModelInvalid(
-                f"{' and '.join(prefixes)} cannot be merged: {error}.",
-                hint="Use a quantization without act-order (desc_act false), AWQ, or a GGUF file.",
-            ) from error
 
     def part(self, prefix: str, n: int, k: int) -> Weight:
         """Load a linear layer. Quantized checkpoints leave some layers floating. Raises ModelInvalid."""

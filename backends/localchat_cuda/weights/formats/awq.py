@@ -11,8 +11,8 @@ Lin et al., 2023 (arXiv 2306.00978).
 
 import torch
 
-from localchat.errors import ModelInvalid
 from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.weights.formats.weight import refused
 from localchat_cuda.weights.formats.weight_format import WeightFormat
 
 
@@ -27,10 +27,8 @@ class Awq(WeightFormat):
         codes = tensor(f"{prefix}.qweight", (k, n // 8), torch.int32)
         zeros = tensor(f"{prefix}.qzeros", (groups, n // 8), torch.int32)
         scales = tensor(f"{prefix}.scales", (groups, n), torch.float16)
-        try:
+        hint = (
+            "AWQ layers need groups of 32, 64 or 128 that divide their inputs, and outputs in 16s."
+        )
+        with refused(f"{prefix} cannot be packed", hint):
             return w4_pack.from_awq(codes, zeros, scales)
-        except ValueError as error:
-            raise ModelInvalid(
-                f"{prefix} cannot be packed: {error}.",
-                hint="AWQ layers need groups of 32, 64 or 128 that divide their inputs, and outputs in 16s.",
-            ) from error

@@ -13,6 +13,7 @@ from localchat.errors import ModelInvalid
 from localchat_cuda.config.quantization import INT8_BITS, PACKED_GROUPS, Quantization
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
+from localchat_cuda.weights.formats.weight import refused
 from localchat_cuda.weights.values import all_true
 
 INT8_MIDDLE = 128
@@ -71,15 +72,11 @@ def pack_weight(
         scales = scales.repeat_interleave(times, 1)
         zeros = zeros.repeat_interleave(times, 1)
     padding = 0
-    try:
+    hint = "4-bit layers need inputs in multiples of 32 (128 with act-order), and outputs of 16."
+    with refused(f"{prefix} cannot be packed", hint):
         if order is None:
             codes, scales, zeros, padding = w4_pack.with_columns(codes, scales, zeros)
         packed_weight = w4_pack.pack(codes, scales, zeros)._replace(padding=padding)
-    except ValueError as error:
-        raise ModelInvalid(
-            f"{prefix} cannot be packed: {error}.",
-            hint="4-bit layers need inputs in multiples of 32 (128 with act-order), and outputs of 16.",
-        ) from error
     if order is None:
         return packed_weight
     return packed_weight._replace(order=order.to(torch.int32))

@@ -4,12 +4,14 @@ Letters: N output and K input features of y = x w^T.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from typing import TypeAlias
 
 import torch
 
+from localchat.errors import ModelInvalid
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
@@ -17,6 +19,15 @@ from localchat_cuda.weights.values import all_true
 
 Weight: TypeAlias = torch.Tensor | w4_pack.W4 | w8_pack.W8 | ggml_pack.GgmlWeight
 """Weight of a gemm. A tensor is [N, K] in the model's dtype."""
+
+
+@contextmanager
+def refused(problem: str, hint: str) -> Iterator[None]:
+    """Raise ModelInvalid with the problem, the reason and the hint in place of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelInvalid(f"{problem}: {error}.", hint=hint) from error
 
 
 def bytes_of(weights: object) -> int:
