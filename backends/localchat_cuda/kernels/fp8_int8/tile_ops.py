@@ -79,16 +79,6 @@ def _two(body: str) -> str:
     )
 
 
-def _four_scaled(body: str) -> str:
-    """Return PTX for four codes in $2, whose factors in $3 to $6 are equal."""
-    return _four(body.replace("{1}", "$3"))
-
-
-def _two_scaled(body: str) -> str:
-    """Return PTX for two codes in $1, whose factors in $2 and $3 are equal."""
-    return _two(body.replace("{1}", "$2"))
-
-
 E4M3_FP16_FOUR = tl.constexpr(_four(_E4M3_FP16))
 E4M3_BF16_FOUR = tl.constexpr(_four(_E4M3_BF16))
 WHOLE_FP16_FOUR = tl.constexpr(_four(_WHOLE_FP16))
@@ -97,8 +87,9 @@ E4M3_FP16_TWO = tl.constexpr(_two(_E4M3_FP16))
 E4M3_BF16_TWO = tl.constexpr(_two(_E4M3_BF16))
 WHOLE_FP16_TWO = tl.constexpr(_two(_WHOLE_FP16))
 WHOLE_BF16_TWO = tl.constexpr(_two(_WHOLE_BF16))
-MX_BF16_FOUR = tl.constexpr(_four_scaled(_MX_BF16))
-MX_BF16_TWO = tl.constexpr(_two_scaled(_MX_BF16))
+# The factors of all codes follow the codes, and are equal.
+MX_BF16_FOUR = tl.constexpr(_four(_MX_BF16.replace("{1}", "$3")))
+MX_BF16_TWO = tl.constexpr(_two(_MX_BF16.replace("{1}", "$2")))
 
 
 @triton.jit
