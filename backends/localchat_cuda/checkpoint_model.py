@@ -19,10 +19,11 @@ from localchat.model_files.safetensors import read_safetensors
 from localchat_cuda.compile_ahead.process import CompileProcess
 from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_config
 from localchat_cuda.config.reader import read_config
+from localchat_cuda.environment import usable_gpus
 from localchat_cuda.gguf_files import OpenedFiles, open_gguf
 from localchat_cuda.plan.draft_plan import DraftShape, read_draft
 from localchat_cuda.plan.preflight import refuse_adapters
-from localchat_cuda.plan.rank_plan import RankLoad, usable_gpus
+from localchat_cuda.plan.rank_plan import RankLoad
 from localchat_cuda.plan.weight_sizes import parameters
 from localchat_cuda.ranks.split import split_config
 from localchat_cuda.tokenizer import (

@@ -38,18 +38,16 @@ def check_installation() -> Availability:
         return Availability(
             False, note or "The driver shows no NVIDIA GPU to this process.", _GGUF_HINT
         )
-    return check_gpu(gpus[choose_gpu(gpus)], torch_cuda())
+    return check_gpu(gpus[usable_gpus(gpus)[0]], torch_cuda())
 
 
-def choose_gpu(gpus: Sequence[Gpu]) -> int:
-    """Return the index of the supported GPU with the most free memory. ValueError without a GPU."""
-    return max(
-        range(len(gpus)),
-        key=lambda index: (
-            gpus[index].compute_capability >= LEAST_CAPABILITY,
-            gpus[index].free_bytes,
-        ),
-    )
+def usable_gpus(gpus: Sequence[Gpu]) -> list[int]:
+    """Return the indices of the supported GPUs, most free memory first.
+
+    Without a supported GPU, return the best other one, which messages name."""
+    order = sorted(range(len(gpus)), key=lambda index: -gpus[index].free_bytes)
+    supported = [n for n in order if gpus[n].compute_capability >= LEAST_CAPABILITY]
+    return supported or order[:1]
 
 
 def check_gpu(gpu: Gpu, toolkit: str) -> Availability:
@@ -89,7 +87,7 @@ def build_key() -> str:
     gpus, _ = read_gpus()
     if not gpus:
         return ""
-    gpu = gpus[choose_gpu(gpus)]
+    gpu = gpus[usable_gpus(gpus)[0]]
     libraries = map(installed_version, ("torch", "triton"))
     seen = [gpu.name, gpu.compute_capability, gpu.driver, *libraries]
     folder = Path(__file__).parent / "kernels"

@@ -18,9 +18,9 @@ from localchat_cuda.config.model import ModelConfig, rounded_config, runtime_con
 from localchat_cuda.config.quantization import is_floating, quantized_head
 from localchat_cuda.config.reader import parse_config
 from localchat_cuda.config.tensor_names import canonical_name
-from localchat_cuda.environment import choose_gpu
+from localchat_cuda.environment import usable_gpus
 from localchat_cuda.plan.draft_plan import read_draft
-from localchat_cuda.plan.rank_plan import RankLoad, usable_gpus
+from localchat_cuda.plan.rank_plan import RankLoad
 from localchat_cuda.plan.weight_sizes import head_bounds_bytes, token_bytes
 
 KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
@@ -93,7 +93,7 @@ def refuse_adapters(options: LoadOptions) -> None:
 def _gpu(machine: Machine) -> Gpu:
     """Return the GPU that computes."""
     if machine.gpus:
-        return machine.gpus[choose_gpu(machine.gpus)]
+        return machine.gpus[usable_gpus(machine.gpus)[0]]
     return _NO_GPU
 
 

@@ -14,7 +14,6 @@ from localchat.fit.memory_plan import MemoryPlan
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat.units import size, tokens
 from localchat_cuda.config.model import ModelConfig
-from localchat_cuda.environment import LEAST_CAPABILITY, choose_gpu
 from localchat_cuda.plan import memory_plan
 from localchat_cuda.plan.draft_plan import DraftShape
 from localchat_cuda.ranks.split import MAX_RANKS, possible_ranks, split_config
@@ -103,14 +102,3 @@ class RankLoad:
                 gain = f"the model fits with {tokens(more.context_tokens)} of context"
             return [f"With --gpus {count}: {size(more.weights_bytes)} of weights on each, {gain}."]
         return []
-
-
-def usable_gpus(gpus: Sequence[Gpu]) -> list[int]:
-    """Return the positions of the supported GPUs, most free memory first.
-
-    Without a supported GPU, return the best other one, which messages name."""
-    positions = [n for n, gpu in enumerate(gpus) if gpu.compute_capability >= LEAST_CAPABILITY]
-    positions.sort(key=lambda n: -gpus[n].free_bytes)
-    if gpus and not positions:
-        return [choose_gpu(gpus)]
-    return positions

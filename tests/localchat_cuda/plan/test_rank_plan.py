@@ -10,8 +10,9 @@ from localchat.errors import UsageError
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.model_files.checkpoint import read_checkpoint
+from localchat_cuda.environment import usable_gpus
 from localchat_cuda.plan.preflight import plan_for
-from localchat_cuda.plan.rank_plan import RankLoad, usable_gpus
+from localchat_cuda.plan.rank_plan import RankLoad
 from tests.support import checkpoint_folders
 from tests.support.cuda_machines import CONFIG, GB, gpu, header
 
