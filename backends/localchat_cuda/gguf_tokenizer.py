@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from localchat.model_files.gguf import Array, Header
 from localchat.model_files.pre_tokenizers import LONE_DIGITS, PATTERNS, WHOLE_WORDS
-from localchat_cuda.config.gguf import TokenizerKind, gguf_traits, strings_of, tokenizer_kind
+from localchat_cuda.config.gguf import gguf_traits, strings_of, tokenizer_kind
 from localchat_cuda.tokenizer import TokenizerFiles
 
 TOKENS: Final = "tokenizer.ggml.tokens"
@@ -52,9 +52,7 @@ def tokenizer_files(header: Header) -> TokenizerFiles:
     return TokenizerFiles(header.name, json.dumps(raw), settings, _ends(header))
 
 
-def _byte_level_parts(
-    header: Header, kind: TokenizerKind, tokens: tuple[str, ...]
-) -> dict[str, Any]:
+def _byte_level_parts(header: Header, kind: str, tokens: tuple[str, ...]) -> dict[str, Any]:
     """Return normalizer, pre-tokenizer, decoder and model of a byte-level tokenizer."""
     split = {
         "type": "Split",
@@ -157,7 +155,7 @@ def _added(number: int, text: str, *, special: bool, rstrip: bool) -> dict[str, 
     }
 
 
-def _settings(header: Header, tokens: tuple[str, ...], kind: TokenizerKind) -> dict[str, Any]:
+def _settings(header: Header, tokens: tuple[str, ...], kind: str) -> dict[str, Any]:
     """Return the fields of tokenizer_config.json."""
     settings: dict[str, Any] = {}
     for field in ("bos", "eos"):

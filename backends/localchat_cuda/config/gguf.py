@@ -3,32 +3,18 @@
 import re
 import struct
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, TypeAlias
 
 from localchat.errors import ModelInvalid, reason
 from localchat.model_files.gguf import Array, GgufTensor, Header
+from localchat.model_files.pre_tokenizers import PATTERNS
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.architectures import families
 from localchat_cuda.architectures.family import Family, GgufTraits
 from localchat_cuda.config.gguf_hybrid import feed_columns, hybrid_config, key_heads
 from localchat_cuda.ggml_forms import GGUF_FORMS, packed_bytes
 
-TokenizerKind: TypeAlias = Literal[
-    "qwen2",
-    "llama-bpe",
-    "lfm2",
-    "pixtral",
-    "dbrx",
-    "smaug-bpe",
-    "seed-coder",
-    "gpt-2",
-    "gpt-4o",
-    "smollm",
-    "refact",
-    "tekken",
-    "sentencepiece",
-]
-TOKENIZER_KINDS: Final[tuple[TokenizerKind, ...]] = get_args(TokenizerKind)
+TOKENIZER_KINDS: Final = (*PATTERNS, "sentencepiece")
 """Supported kinds of tokenizers: byte-level BPE by its `tokenizer.ggml.pre`, and SentencePiece, for which
 `tokenizer.ggml.model` is llama."""
 _FLOATING: Final = ("F32", "F16", "BF16")
@@ -50,7 +36,7 @@ _LLAMA_NAMES: Final = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
-_CHECKPOINT_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+CHECKPOINT_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 LayerFormats: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
 """Pairs of a linear layer's name and its number format, for each kind of layer."""
 
@@ -107,7 +93,7 @@ def layer_formats(header: Header) -> LayerFormats:
     """Return the number formats of the matrices of each kind of layer in the file."""
     layers: dict[str, dict[str, str]] = {}
     for name, tensor in checkpoint_names(header).items():
-        match = _CHECKPOINT_LAYER.fullmatch(name)
+        match = CHECKPOINT_LAYER.fullmatch(name)
         if match is not None and len(tensor.shape) == 2:
             layers.setdefault(match[1], {})[match[2]] = tensor.format.name
     return tuple(dict.fromkeys(tuple(sorted(formats.items())) for formats in layers.values()))
@@ -230,16 +216,14 @@ def _scaling(header: Header, factors: tuple[float, ...]) -> dict[str, Any]:
     }
 
 
-def tokenizer_kind(header: Header) -> TokenizerKind:
+def tokenizer_kind(header: Header) -> str:
     """Return the kind of a file's tokenizer. Raises ModelInvalid for unsupported kinds."""
     model = header.metadata.get("tokenizer.ggml.model")
     pre = header.metadata.get("tokenizer.ggml.pre")
     if model == "llama" and pre in (None, "default"):
         return "sentencepiece"
-    if model == "gpt2" and pre != "sentencepiece":
-        for kind in TOKENIZER_KINDS:
-            if pre == kind:
-                return kind
+    if model == "gpt2" and isinstance(pre, str) and pre in PATTERNS:
+        return pre
     raise ModelInvalid(
         f"{header.name}: the CUDA backend cannot read its tokenizer ({model}, {pre or 'unnamed'}).",
         hint="Leave out --backend cuda: llama.cpp runs this file on the GPU too. The CUDA backend reads "

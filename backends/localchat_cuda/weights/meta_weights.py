@@ -1,15 +1,12 @@
 """Source of tensors without numbers, from which compiling ahead builds a model."""
 
-import re
-
 import torch
 
-from localchat_cuda.config.gguf import LayerFormats
+from localchat_cuda.config.gguf import CHECKPOINT_LAYER, LayerFormats
 from localchat_cuda.ggml_forms import GGUF_FORMS
 from localchat_cuda.weights.source import has_imagined
 
 META = torch.device("meta")
-_LAYER_WEIGHT = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 
 
 class MetaWeights:
@@ -48,7 +45,7 @@ class MetaWeights:
         return []
 
     def _format_of(self, name: str) -> str:
-        match = _LAYER_WEIGHT.fullmatch(name)
+        match = CHECKPOINT_LAYER.fullmatch(name)
         if match is None:
             return self._head_format
         if not self._formats:
