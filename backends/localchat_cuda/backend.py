@@ -25,6 +25,7 @@ class CudaBackend(Backend):
     """Run folders of safetensors and GGUF files on an NVIDIA GPU. See backend_api.interface.Backend."""
 
     name = "cuda"
+    device = "cuda"
     kinds: tuple[Kind, ...] = preflight.KINDS
 
     def build_key(self) -> str:
@@ -81,7 +82,7 @@ class CudaBackend(Backend):
         """Read config, tokenizer and headers. Raises ModelMissing, ModelInvalid."""
         from localchat_cuda.checkpoint_model import CheckpointModel
 
-        return CheckpointModel(path, "cuda", notify)
+        return CheckpointModel(path, self.device, notify)
 
 
 class ReferenceBackend(CudaBackend):
@@ -90,6 +91,7 @@ class ReferenceBackend(CudaBackend):
     It is slow and never chosen automatically. Its name is `localchat_cuda.backend:ReferenceBackend`."""
 
     name = "cuda-reference"
+    device = "cpu"
 
     def build_key(self) -> str:
         """Return an empty key, because no kernel runs."""
@@ -97,8 +99,3 @@ class ReferenceBackend(CudaBackend):
 
     def available(self) -> Availability:
         return Availability(True, f"References on {read_machine().cpu_name or 'this CPU'}.")
-
-    def open(self, path: Path, notify: Callable[[str], None]) -> OpenModel:
-        from localchat_cuda.checkpoint_model import CheckpointModel
-
-        return CheckpointModel(path, "cpu", notify)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from localchat.backend_api.drafter import shared_vocabulary
 from localchat.backend_api.interface import LoadRequest, ModelInfo, Progress, Runner, Tokenizer
@@ -35,14 +35,14 @@ from localchat_cuda.tokenizer import (
 if TYPE_CHECKING:
     from localchat_cuda.runner.runner import CudaRunner
 
-DeviceKind = Literal["cuda", "cpu"]
-
 
 class CheckpointModel:
     """See backend_api.interface.OpenModel. Only `load` reads weights."""
 
-    def __init__(self, path: Path, device: DeviceKind, notify: Callable[[str], None]) -> None:
-        """Read config, tokenizer and headers. Raises ModelMissing, ModelInvalid."""
+    def __init__(self, path: Path, device: str, notify: Callable[[str], None]) -> None:
+        """Read config, tokenizer and headers. Raises ModelMissing, ModelInvalid.
+
+        `device`: cuda, or cpu for the references."""
         self._path = path
         self._device = device
         self._ordinals = [0]
