@@ -43,7 +43,6 @@ from localchat_cuda.weights.model_weights import (
     RecurrentWeights,
 )
 from localchat_cuda.weights.source import LoadTarget, WeightSource
-from localchat_cuda.weights.values import number_of
 
 _OTHER_MODEL = "Use another quantization of the model, or a GGUF file with llama.cpp."
 _ALWAYS = 20.0
@@ -229,7 +228,7 @@ class Loader:
         if not self.names.scale:
             return 1.0
         stored = self.target.tensor(begin + self.names.scale, (1,), torch.float32)
-        return number_of(stored, on_meta=1.0)
+        return 1.0 if stored.is_meta else float(stored)
 
     def recurrent(self, begin: str, linears: dict[str, Weight]) -> RecurrentWeights:
         """Load the weights of a layer with a running state. A delta net adds its gates to the linear layers."""

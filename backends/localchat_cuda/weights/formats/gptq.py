@@ -27,10 +27,9 @@ from localchat_cuda.weights.formats.repack import (
     pack_weight,
     unpack_codes,
 )
-from localchat_cuda.weights.formats.weight import Weight
+from localchat_cuda.weights.formats.weight import Weight, all_true
 from localchat_cuda.weights.formats.weight_format import WeightFormat
 from localchat_cuda.weights.source import LoadTarget
-from localchat_cuda.weights.values import all_true
 
 _CLEARLY = 0.4
 """Difference between two conventions' distances from the middle, in codes, that decides between them.

@@ -12,8 +12,8 @@ import torch
 
 from localchat.errors import ModelInvalid
 from localchat_cuda.kernels.fp8_int8.pack import E4M3, MX_GROUP, MX_MOST, W8, padded
+from localchat_cuda.weights.formats.weight import all_true
 from localchat_cuda.weights.formats.weight_format import WeightFormat
-from localchat_cuda.weights.values import all_true
 
 
 class Mxfp8(WeightFormat):

@@ -18,8 +18,8 @@ import torch
 from localchat.errors import ModelInvalid
 from localchat_cuda.kernels.fp8_int8.pack import E4M3
 from localchat_cuda.kernels.ggml import pack as ggml_pack
+from localchat_cuda.weights.formats.weight import all_true
 from localchat_cuda.weights.formats.weight_format import WeightFormat
-from localchat_cuda.weights.values import all_true
 
 _PACKED = "weight_packed"
 _NUMBER = "weight_scale_2"

@@ -13,8 +13,7 @@ from localchat.errors import ModelInvalid
 from localchat_cuda.config.quantization import INT8_BITS, PACKED_GROUPS, Quantization
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.weights.formats.weight import refused
-from localchat_cuda.weights.values import all_true
+from localchat_cuda.weights.formats.weight import all_true, refused
 
 INT8_MIDDLE = 128
 """Zero of symmetric codes of 8 bits."""

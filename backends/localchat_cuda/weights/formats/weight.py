@@ -15,7 +15,6 @@ from localchat.errors import ModelInvalid
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
-from localchat_cuda.weights.values import all_true
 
 Weight: TypeAlias = torch.Tensor | w4_pack.W4 | w8_pack.W8 | ggml_pack.GgmlWeight
 """Weight of a gemm. A tensor is [N, K] in the model's dtype."""
@@ -104,6 +103,13 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
         scale_zeros=torch.cat([part.scale_zeros for part in packed]),
         unpacked=None,
     )
+
+
+def all_true(condition: torch.Tensor, *, on_meta: bool) -> bool:
+    """Return True if a condition holds everywhere.
+
+    `on_meta`: the result for tensors without numbers, on the device `meta`, which compiling ahead loads."""
+    return on_meta if condition.is_meta else bool(condition.all())
 
 
 def _check_order(parts: Sequence[w4_pack.W4] | Sequence[ggml_pack.GgmlWeight]) -> None:
