@@ -159,10 +159,8 @@ class HostPages:
         """Event of the latest copy between pages. Loads must not overtake it."""
         self._blocks: dict[int, torch.cuda.Event] = {}
         self._numbers: dict[int, torch.cuda.Event] = {}
-        self._new_blocks: list[int] = []
-        """Blocks of the copies since the last event."""
-        self._new_numbers: list[int] = []
-        """Host blocks of these copies."""
+        self._new: list[tuple[int, int]] = []
+        """Copies since the last event: host block, and block."""
         self._loads: dict[int, int] = {}
         """Loads that are not queued yet: host block by block."""
         self._words = memory.words_on_device()
@@ -183,8 +181,7 @@ class HostPages:
             content = self._buffer[0, : self._size]
             self._pages.read(block, content)
             self._rows[number].copy_(content, non_blocking=True)
-        self._new_blocks.append(block)
-        self._new_numbers.append(number)
+        self._new.append((number, block))
 
     def load(self, number: int, block: int) -> None:
         """Load a block that no launched step uses. The next copy or wait queues it."""
@@ -211,8 +208,7 @@ class HostPages:
                         rows[0, : self._size].copy_(self._rows[start], non_blocking=True)
                     self._pages.write(blocks[done : done + len(rows)], rows)
                     done += len(rows)
-        self._new_blocks += blocks
-        self._new_numbers += numbers
+        self._new += loads
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Split a range of host blocks by area and by the size of the buffer."""
@@ -268,16 +264,14 @@ class HostPages:
     def record(self) -> None:
         """Finish a group of copies that share an event."""
         self._queue_loads()
-        if not self._gpu or not self._new_blocks:
-            self._new_blocks = []
-            self._new_numbers = []
+        new = self._new
+        self._new = []
+        if not self._gpu or not new:
             return
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
-        self._blocks.update(dict.fromkeys(self._new_blocks, event))
-        self._numbers.update(dict.fromkeys(self._new_numbers, event))
-        self._new_blocks = []
-        self._new_numbers = []
+        self._blocks.update((block, event) for _, block in new)
+        self._numbers.update((number, event) for number, _ in new)
 
     def bytes_of(self, number: int) -> memoryview | None:
         """See backend_api.kv_transfer.HostBlockRunner."""
