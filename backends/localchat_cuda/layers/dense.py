@@ -40,7 +40,6 @@ from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net import gated_norm
 from localchat_cuda.kernels.fp8_int8 import pack as w8_pack
 from localchat_cuda.kernels.int4 import activations as w4_activations
-from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.layers.head_norms import AttentionWeights, HeadNorms
 from localchat_cuda.layers.output_head import dense_gemm, dense_sums
 from localchat_cuda.ranks.collective import Collective
@@ -534,29 +533,21 @@ class Layers(ABC, Generic[X]):
 
         Before, add partial sums y and their bias to the residual, if any, and norm it with `gain`."""
         total = None if y is None else self.total(y)
-        return self.reduce(self._expert_sums(total, gain, weights, bias))
-
-    def _expert_sums(
-        self,
-        y: torch.Tensor | None,
-        gain: torch.Tensor,
-        weights: experts.Experts,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        if not self.kernels:
-            return experts.reference(self.normed(y, self.residual, gain, bias=bias), weights)
         rows = self.residual.shape[0]
-        if rows <= experts.FEW_ROWS:
-            if y is None:
-                y = self.residual.new_empty(0, *self.residual.shape)
+        if not self.kernels:
+            normed = self.normed(total, self.residual, gain, bias=bias)
+            sums = experts.reference(normed, weights)
+        elif rows <= experts.FEW_ROWS:
+            if total is None:
+                total = self.residual.new_empty(0, *self.residual.shape)
             sums, self.residual = experts.apply_few(
-                y, self.residual, gain, weights, self.config.eps, bias
+                total, self.residual, gain, weights, self.config.eps, bias
             )
-            return sums
-        packed = experts.packed_rows(rows, weights, self.device)
-        return experts.apply_many(
-            self.normed(y, self.residual, gain, packed=packed, bias=bias), packed, weights
-        )
+        else:
+            packed = experts.packed_rows(rows, weights, self.device)
+            normed = self.normed(total, self.residual, gain, packed=packed, bias=bias)
+            sums = experts.apply_many(normed, packed, weights)
+        return self.reduce(sums)
 
     def add_normed(self, *parts: tuple[Sums, torch.Tensor]) -> torch.Tensor:
         """Norm partial sums [S, T, K] with their gains [K], and add them: fp32 [1, T, K]."""
@@ -681,13 +672,8 @@ class DenseLayers(Layers[torch.Tensor]):
         if isinstance(weight, ggml.GgmlWeight):
             # Few rows are those of a prompt that are left in the last layer.
             return ggml.gemm(x, weight, kernels=self.kernels, wide=added, few=False)
-        return self._packed_gemm(x, weight, wide=added)
-
-    def _packed_gemm(
-        self, x: torch.Tensor, weight: w4_pack.W4, *, wide: bool = False
-    ) -> torch.Tensor:
         prompts = self.inputs.prefill is not None
-        return int4.gemm_of(x, weight, kernels=self.kernels, wide=wide, prompts=prompts)
+        return int4.gemm_of(x, weight, kernels=self.kernels, wide=added, prompts=prompts)
 
     def attend(self, qkv: torch.Tensor, layer: int, weights: AttentionWeights) -> torch.Tensor:
         return self.continued(self._attended(qkv, layer, weights), layer)
@@ -720,11 +706,7 @@ class DenseLayers(Layers[torch.Tensor]):
         return self.normed(self.total(y), self.residual, gain, post, scale=scale)
 
     def gemm_act_mul(self, x: torch.Tensor, weight: Weight) -> torch.Tensor:
-        if isinstance(weight, w4_pack.W4):
-            gate_up = self._packed_gemm(x, weight)
-        else:
-            gate_up = self.gemm(x, weight)
-        return self._activated(gate_up)
+        return self._activated(self.gemm(x, weight))
 
     def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return self._activated(y, self.remaining_rows(other))

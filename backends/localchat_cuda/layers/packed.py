@@ -129,28 +129,22 @@ class PackedLayers(Layers[PackedActivations]):
     def gemm_act_mul(self, x: PackedActivations, weight: Weight) -> PackedActivations:
         assert isinstance(weight, PackedWeight)
         read = x.rows(weight)
+        if not isinstance(weight, w4_pack.W4):
+            return self._activated(self._multiply(read, weight, x.norm))
         gelu = self.config.activation == "gelu_tanh"
 
         def write(reader: PackedWeight) -> w4_activations.Rows:
             rows = self._rows(reader, activated=True)
-            if isinstance(weight, w4_pack.W4):
-                int4.gemm_silu_mul(
-                    read,
-                    weight,
-                    rows,
-                    x.norm,
-                    gelu=gelu,
-                    order=reader.order,
-                )
-                return rows
-            sums = self._multiply(read, weight, x.norm)
-            w4_activations.prepare("act_and_mul", sums, rows, gelu=gelu, order=reader.order)
+            int4.gemm_silu_mul(read, weight, rows, x.norm, gelu=gelu, order=reader.order)
             return rows
 
         return PackedActivations(write)
 
     def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> PackedActivations:
-        gate_up = self.with_gate(y, self.remaining_rows(other))
+        return self._activated(self.with_gate(y, self.remaining_rows(other)))
+
+    def _activated(self, gate_up: torch.Tensor) -> PackedActivations:
+        """Return act(gate) * up of partial sums [S, T, 2K]."""
         gelu = self.config.activation == "gelu_tanh"
 
         def write(reader: PackedWeight) -> w4_activations.Rows:

@@ -1,5 +1,6 @@
 """A loaded model on its device: weights, KV pages, and a step from token ids to logits."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -40,7 +41,7 @@ class DeviceModel:
         self.pages = pages
         self.kernels = kernels
         self.collective = collective
-        self._forward = ARCHITECTURES[config.architecture].forward
+        self._forward: Callable[..., torch.Tensor] = ARCHITECTURES[config.architecture].forward
         self.last_states: LastStates | None = None
         """Store for the states of every step, which prediction heads read."""
         self.eagle: EagleWeights | None = None
@@ -50,22 +51,19 @@ class DeviceModel:
         """Return the last states [P, hidden] of the tokens in `logits_indices`, and write KV pages."""
         store = self.last_states
         if store is None:
-            return self._run_forward(self._layers(inputs))
+            return self._forward(self._layers(inputs), self.weights)
         if self.eagle is None:
             # The store needs the states of all tokens, so no row may be dropped.
-            states = self._run_forward(self._layers(replace(inputs, logits_indices=None)))
+            layers = self._layers(replace(inputs, logits_indices=None))
+            states = self._forward(layers, self.weights)
             store.store(states, inputs.slots, inputs.positions)
             return _selected(states, inputs.logits_indices)
         ops = self._layers(inputs)
         ops.taps = self.eagle.config.taps
-        states = self._run_forward(ops)
+        states = self._forward(ops, self.weights)
         joined = torch.cat([ops.tapped[layer] for layer in ops.taps], 1)
         fused = torch.matmul(joined, self.eagle.fuse.t())
         store.store(fused, inputs.slots, inputs.positions)
-        return states
-
-    def _run_forward(self, ops: PackedLayers | DenseLayers) -> torch.Tensor:
-        states: torch.Tensor = self._forward(ops, self.weights)
         return states
 
     def _layers(self, inputs: ModelInputs) -> PackedLayers | DenseLayers:
