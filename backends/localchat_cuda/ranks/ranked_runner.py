@@ -1,10 +1,11 @@
 """Runner of rank 0. It sends each step to the other ranks before it launches the step."""
 
+from typing import Any
+
 from localchat.backend_api.interface import Capabilities, StepPlan, StepResult
 from localchat.errors import DeviceFault
 from localchat_cuda.ranks.process_collective import ProcessCollective
 from localchat_cuda.ranks.workers import Workers
-from localchat_cuda.runner.host_pages import HostPages
 from localchat_cuda.runner.input_batch import TokenSpan
 from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.runner import CudaRunner
@@ -19,15 +20,10 @@ class RankedRunner(CudaRunner):
         model: DeviceModel,
         capabilities: Capabilities,
         workers: Workers,
-        *,
-        graphs: bool,
-        graph_bytes: int,
-        host_blocks: HostPages | None,
+        **options: Any,  # noqa: ANN401 (those of CudaRunner)
     ) -> None:
-        """Take ownership of the other ranks."""
-        super().__init__(
-            model, capabilities, graphs=graphs, graph_bytes=graph_bytes, host_blocks=host_blocks
-        )
+        """Take ownership of the other ranks. `options`: see CudaRunner."""
+        super().__init__(model, capabilities, **options)
         self._workers = workers
         self._collective = model.collective
 

@@ -33,6 +33,7 @@ _GRACE_S = 3.0
 _NOTICE_S = 2.0
 """Time in which the end of a rank explains an error of a collective operation."""
 _ENVIRONMENT = {
+    # Variables of the collective libraries, for this process and those that it starts.
     # Ranks are on one host.
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
@@ -42,12 +43,6 @@ _ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 }
-
-
-def prepare_environment() -> None:
-    """Set the variables of the collective libraries for this process and those that it starts."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
 
 
 class Workers:
@@ -242,7 +237,8 @@ def end_process(sentence: str) -> NoReturn:
 @contextlib.contextmanager
 def started(job: RankJob, devices: list[str]) -> Iterator[Workers]:
     """Start the other ranks for a load, and end them if it fails. See Workers."""
-    prepare_environment()
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     with tempfile.TemporaryDirectory(prefix="localchat-ranks-") as folder:
         workers = Workers(replace(job, meeting=Path(folder) / "meeting"), devices, end_process)
         try:
