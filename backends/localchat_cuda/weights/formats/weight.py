@@ -78,31 +78,29 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
         remaining = chain((first,), remaining)
         del first
         return _concat_floating(remaining, n, dtype)
-    others = list(remaining)
+    weights = [first, *remaining]
+    # Only parts of one kind can be joined as they are.
     if isinstance(first, w8_pack.W8):
-        eight_bit = [first, *(part for part in others if isinstance(part, w8_pack.W8))]
-        joined = None
-        if len(eight_bit) > len(others):
-            joined = w8_pack.joined(eight_bit)
-        if joined is None:
-            return _concat_floating([first, *others], n, dtype)
-        return joined
-    if isinstance(first, ggml_pack.GgmlWeight):
-        blocks = [first, *(part for part in others if isinstance(part, ggml_pack.GgmlWeight))]
-        if len(blocks) <= len(others):
-            return _concat_floating([first, *others], n, dtype)
-        _check_order(blocks)
-        tensors = [tensor for weight in blocks for tensor in weight.parts]
-        return first._replace(parts=ggml_pack.with_neighbours_joined(tensors), unpacked=None)
-    packed = [first, *(part for part in others if isinstance(part, w4_pack.W4))]
-    if len(packed) <= len(others):
-        return _concat_floating([first, *others], n, dtype)
-    _check_order(packed)
-    return first._replace(
-        codes=torch.cat([part.codes for part in packed]),
-        scale_zeros=torch.cat([part.scale_zeros for part in packed]),
-        unpacked=None,
-    )
+        eight_bit = [part for part in weights if isinstance(part, w8_pack.W8)]
+        joined = w8_pack.joined(eight_bit) if len(eight_bit) == len(weights) else None
+        if joined is not None:
+            return joined
+    elif isinstance(first, ggml_pack.GgmlWeight):
+        blocks = [part for part in weights if isinstance(part, ggml_pack.GgmlWeight)]
+        if len(blocks) == len(weights):
+            _check_order(blocks)
+            tensors = [tensor for weight in blocks for tensor in weight.parts]
+            return first._replace(parts=ggml_pack.with_neighbours_joined(tensors), unpacked=None)
+    else:
+        packed = [part for part in weights if isinstance(part, w4_pack.W4)]
+        if len(packed) == len(weights):
+            _check_order(packed)
+            return first._replace(
+                codes=torch.cat([part.codes for part in packed]),
+                scale_zeros=torch.cat([part.scale_zeros for part in packed]),
+                unpacked=None,
+            )
+    return _concat_floating(weights, n, dtype)
 
 
 def all_true(condition: torch.Tensor, *, on_meta: bool) -> bool:
