@@ -217,7 +217,9 @@ def build_input_batch(
     if pages:
         dequantized = _pages(prefill, config.page_tokens)
     tile_config = config.tile_config(pages)
-    tiles = _tiles(prefill, tile_config.rows)
+    counts = [span.width for span in prefill]
+    ends = [span.start + span.width for span in prefill]
+    tiles = prefill_attention.tiles_of(counts, ends, tile_config.rows)
     if captured and decode and widest > 1:
         decode += _idle(power_of_two(len(decode)) - len(decode), scratch)
     if prefill:
@@ -314,12 +316,6 @@ def _pages(prefill: Sequence[TokenSpan], page_tokens: int) -> list[tuple[int, in
     """Return slot and index in its block table of every page that the chunks read."""
     ends = {span.slot: span.start + span.width for span in prefill}
     return [(slot, n) for slot, end in ends.items() for n in range(-(-end // page_tokens))]
-
-
-def _tiles(prefill: Sequence[TokenSpan], rows: int) -> list[tuple[int, int]]:
-    counts = [span.width for span in prefill]
-    ends = [span.start + span.width for span in prefill]
-    return prefill_attention.tiles_of(counts, ends, rows)
 
 
 def _chunks(prefill: Sequence[TokenSpan], captured_tokens: int) -> tuple[tuple[int, int], ...]:

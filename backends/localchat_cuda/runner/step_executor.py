@@ -9,7 +9,7 @@ requests them, a few rows at a time, because 2,048 rows of 152k logits would tak
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -499,16 +499,19 @@ class StepExecutor:
             self._queue_top_logprobs(step, prepared.samples[0], logits, results)
             self._queue_results(step, prepared, results)
             return
-        source: partial[torch.Tensor]
         rescoring: Rescoring | None = None
         if batch.all_logits:
             kind = _LOGITS_KINDS[prepared.approximate]
             logits, *rescoring_tensors = self.graphs.run(kind, batch.shape, all_logits)
             if rescoring_tensors:
                 rescoring = Rescoring(*rescoring_tensors)
-            source = partial(_part, logits)
         else:
-            source = partial(_logits_part, model, self._selected_states(prepared, inputs))
+            states = self._selected_states(prepared, inputs)
+
+        def source(low: int, high: int) -> torch.Tensor:
+            """Return the logits of a range of rows."""
+            return logits[low:high] if batch.all_logits else model.logits(states[low:high])
+
         self._sample_all(step, prepared, source, rescoring)
         self._queue_prompt_logprobs(step, prepared, source)
 
@@ -538,7 +541,7 @@ class StepExecutor:
         self,
         step: PendingStep,
         prepared: PreparedStep,
-        source: partial[torch.Tensor],
+        source: Callable[[int, int], torch.Tensor],
         rescoring: Rescoring | None,
     ) -> None:
         results = []
@@ -622,7 +625,7 @@ class StepExecutor:
         step.top_logprobs.append(top)
 
     def _queue_prompt_logprobs(
-        self, step: PendingStep, prepared: PreparedStep, source: partial[torch.Tensor]
+        self, step: PendingStep, prepared: PreparedStep, source: Callable[[int, int], torch.Tensor]
     ) -> None:
         """Queue the log probabilities of the prompt's tokens."""
         positions = step.plan.positions
@@ -688,11 +691,3 @@ def _whole_step_kind(sequences: Sequence[SequenceSlot], *, approximate: bool) ->
 def _max_indices(shape: StepShape) -> int:
     """Return how many tokens' last states a graph of this shape ends with."""
     return shape.decode_tokens + _PROMPT_ENDS
-
-
-def _part(logits: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    return logits[low:high]
-
-
-def _logits_part(model: DeviceModel, states: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    return model.logits(states[low:high])
