@@ -26,7 +26,7 @@ class CudaBackend(Backend):
 
     name = "cuda"
     device = "cuda"
-    kinds: tuple[Kind, ...] = preflight.KINDS
+    kinds: tuple[Kind, ...] = ("safetensors", "gguf")
 
     def build_key(self) -> str:
         """Return a digest of GPU, driver, torch, Triton and our kernels.

@@ -5,11 +5,12 @@ from typing import Literal, get_args
 
 from localchat.errors import UsageError
 from localchat.fit.load_options import RoundedType
+from localchat.model_files.safetensors import Tensor
 from localchat_cuda.architectures.family import Family
 from localchat_cuda.config.gemma import GemmaLayers
 from localchat_cuda.config.latent import LatentAttention
 from localchat_cuda.config.mixture import EXPERT_FORMS, Mixture
-from localchat_cuda.config.quantization import Quantization, rounding
+from localchat_cuda.config.quantization import Quantization, floating_bytes, rounding
 from localchat_cuda.config.recurrent import Recurrent
 from localchat_cuda.config.rope import Rotation
 
@@ -213,6 +214,12 @@ class ModelConfig:
         if self.dtype == "float32":
             return 4
         return 2
+
+    def loaded_bytes(self, tensor: Tensor) -> int:
+        """Return the bytes of a stored tensor once loaded."""
+        if self.quantization is None:
+            return floating_bytes(tensor, self.float_bytes)
+        return self.quantization.loaded_bytes(tensor, self.float_bytes)
 
     @property
     def fp8_activations(self) -> bool:

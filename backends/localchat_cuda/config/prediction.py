@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.config.model import ModelConfig
-from localchat_cuda.config.quantization import floating_bytes
 
 PREFIX = "mtp."
 """Prefix of the tensors of a prediction head."""
@@ -29,9 +28,8 @@ def head_config(config: ModelConfig) -> ModelConfig:
 
 def head_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
     """Return the bytes of a prediction head's tensors once loaded, without those it shares."""
-    bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
     return sum(
-        bytes_of(tensor, config.float_bytes)
+        config.loaded_bytes(tensor)
         for header in headers
         for tensor in header.tensors
         if tensor.name.startswith(PREFIX)

@@ -86,14 +86,10 @@ class Recurrent:
             return convolution + 3 * self.value_heads + self.values
         return convolution
 
-    def layer_bytes(self, number_bytes: int) -> int:
-        """Return the bytes of a sequence's state in one layer. `number_bytes`: of a convolution's input."""
-        matrix = 4 * self.value_heads * self.key_dim * self.value_dim
-        return matrix + (self.taps - 1) * self.channels * number_bytes
-
     def state_bytes(self, number_bytes: int) -> int:
-        """Return the bytes of a sequence's state in all layers."""
-        return self.count * self.layer_bytes(number_bytes)
+        """Return the bytes of a sequence's state in all layers. `number_bytes`: of a convolution's input."""
+        matrix = 4 * self.value_heads * self.key_dim * self.value_dim
+        return self.count * (matrix + (self.taps - 1) * self.channels * number_bytes)
 
 
 def read_kinds(fields: ConfigFields, kind: RecurrentKind, layers: int) -> tuple[str, ...] | None:

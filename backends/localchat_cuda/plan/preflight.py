@@ -9,7 +9,6 @@ from localchat.errors import ModelInvalid, UsageError
 from localchat.fit.hardware import Gpu, Machine
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
-from localchat.fit.report import Kind
 from localchat.fit.speed import Estimate, Spread
 from localchat.model_files.checkpoint import Checkpoint, ModelSummary
 from localchat.model_files.safetensors import SafetensorsHeader
@@ -23,7 +22,6 @@ from localchat_cuda.plan.draft_plan import read_draft
 from localchat_cuda.plan.rank_plan import RankLoad
 from localchat_cuda.plan.weight_sizes import head_bounds_bytes, token_bytes
 
-KINDS: Final[tuple[Kind, ...]] = ("safetensors", "gguf")
 _BANDWIDTH_SHARE: Final = 0.6
 """Share of the GPU's bandwidth that decoding one sequence reaches, before the first run."""
 _RATE_RANGE: Final = Spread(0.5, 1.6)

@@ -12,7 +12,6 @@ from localchat_cuda.config.quantization import (
     PACKED_GROUPS,
     Quantization,
     can_round,
-    floating_bytes,
     padded,
 )
 from localchat_cuda.config.tensor_names import canonical_name, is_in_layers, is_text
@@ -24,12 +23,10 @@ _FLOAT = 4
 
 def weights_bytes(config: ModelConfig, headers: Iterable[SafetensorsHeader]) -> int:
     """Return the bytes of the text part's loaded tensors, floating ones in the config's type."""
-    number_bytes = config.float_bytes
-    bytes_of = config.quantization.loaded_bytes if config.quantization else floating_bytes
     latent = config.latent
     always_floating = 0 if latent is None else config.layers * latent.kv(config.heads)
-    return always_floating * number_bytes + sum(
-        bytes_of(tensor, number_bytes)
+    return always_floating * config.float_bytes + sum(
+        config.loaded_bytes(tensor)
         for header in headers
         for tensor in header.tensors
         if is_text(tensor.name)
