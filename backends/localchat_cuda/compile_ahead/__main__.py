@@ -4,14 +4,14 @@ The process imports torch and Triton while it waits for the job. Then it forks o
 need no imports of their own. It prints a line for each phase that all of them have finished.
 """
 
+import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import threading
 import time
-import traceback
-from typing import IO
+from multiprocessing.connection import Connection
 
 from triton.runtime.cache import triton_key
 
@@ -34,65 +34,57 @@ def main() -> int:
         job = pickle.load(sys.stdin.buffer)  # noqa: S301 (written by workers.py)
     except EOFError:
         return 0
-    outputs = _fork_all(job)
+    links = _start_all(job)
     threading.Thread(target=_end_with_parent, args=(parent_pid,), daemon=True).start()
     all_ok = True
     for phase in Phase:
-        # A list, so that each process is waited for. A process that has ended gives an empty line.
-        lines = [output.readline() for output in outputs]
-        ok = all(line == phase_line(phase, ok=True) for line in lines)
+        # Wait for each process, even after a failure.
+        compiled = list(map(_compiled, links))
+        ok = all(compiled)
         all_ok = all_ok and ok
         sys.stdout.write(phase_line(phase, ok=ok))
         sys.stdout.flush()
-    for _ in outputs:
-        os.wait()
     return 0 if all_ok else 1
 
 
-def _fork_all(job: CompileJob) -> list[IO[str]]:
-    """Start the processes of a job and return their outputs.
+def _start_all(job: CompileJob) -> list[Connection]:
+    """Start the processes of a job. Each sends True or False after each phase.
 
     The system may allow fewer than wanted. Raises OSError if it allows none."""
-    outputs: list[IO[str]] = []
+    context = multiprocessing.get_context("fork")
+    links: list[Connection] = []
     for _ in range(job.processes):
+        receiving, sending = context.Pipe(duplex=False)
         try:
-            outputs.append(_fork(job))
+            context.Process(target=_compile, args=(job, sending)).start()
         except OSError:
-            if not outputs:
+            if not links:
                 raise
             break
-    return outputs
+        sending.close()
+        links.append(receiving)
+    return links
 
 
-def _fork(job: CompileJob) -> IO[str]:
-    """Start a process that compiles what no other one does. Return its output."""
-    reading, writing = os.pipe()
-    if os.fork():
-        os.close(writing)
-        return os.fdopen(reading)
-    code = 1
+def _compiled(link: Connection) -> bool:
+    """Wait for the end of a phase in a process. Return False if it failed, or the process has ended."""
     try:
-        os.close(reading)
-        with os.fdopen(writing, "w") as output:
-            code = _compile(job, output)
-    except Exception:  # noqa: BLE001 (os._exit would hide it)
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+        return bool(link.recv())
+    except EOFError:
+        return False
 
 
-def _compile(job: CompileJob, output: IO[str]) -> int:
+def _compile(job: CompileJob, link: Connection) -> None:
+    """Compile what no other process does."""
+
     def report(phase: Phase, errors: list[Exception]) -> None:
-        output.write(phase_line(phase, ok=not errors))
-        output.flush()
+        link.send(not errors)
         if phase is Phase.ONE_ROW:
             os.nice(_NICENESS)
 
     _, errors = compile_all(job, report)
     for error in errors:
         sys.stderr.write(f"{error}\n")
-    return 1 if errors else 0
 
 
 def _end_with_parent(parent_pid: int) -> None:
