@@ -78,7 +78,8 @@ class RankWeights:
         axis, cut = self._find_cut(name, stored)
         if cut is None:
             return stored
-        return _with_size(stored, axis, Slices(axis, cut.scaled(stored[axis], name)).length)
+        length = sum(length for _, length in cut.scaled(stored[axis], name))
+        return _with_size(stored, axis, length)
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if name in self._vocabulary:

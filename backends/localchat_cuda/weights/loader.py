@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 
 from localchat.errors import EngineClosed, ModelInvalid
-from localchat_cuda.architectures.names import Names
+from localchat_cuda.architectures.names import ExpertNames, Names
 from localchat_cuda.config.mixture import Mixture
 from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.quantization import quantized_head
@@ -294,12 +294,14 @@ class Loader:
         names = self.names.experts
         assert names is not None
         if names.interleaved:
-            return self.interleaved_experts(begin, mixture)
-        router, shared_bias = self.router_of_experts(begin, mixture, gain)
+            return self.interleaved_experts(begin, names, mixture)
+        router, shared_bias = self.router_of_experts(begin, names, mixture, gain)
         gate_up = self.stack(
-            begin + names.gate_up[0], self.gate_up_parts(begin, mixture), mixture.stored
+            begin + names.gate_up[0], self.gate_up_parts(begin, names, mixture), mixture.stored
         )
-        down = self.stack(begin + names.down, self.down_parts(begin, mixture), mixture.stored)
+        down = self.stack(
+            begin + names.down, self.down_parts(begin, names, mixture), mixture.stored
+        )
         choice = Router(
             router,
             mixture.chosen,
@@ -312,10 +314,8 @@ class Loader:
         square = not self.config.family.gated_feed
         return Experts(choice.counting(), gate_up, down, gelu=mixture.gelu, square=square)
 
-    def interleaved_experts(self, begin: str, mixture: Mixture) -> Experts:
+    def interleaved_experts(self, begin: str, names: ExpertNames, mixture: Mixture) -> Experts:
         """Load the experts of a layer as gpt-oss stores them."""
-        names = self.names.experts
-        assert names is not None
         weight = self.router(begin + names.router, mixture.experts)
         bias = self.tensor(f"{begin}{names.router}.bias", mixture.experts)
         return interleaved_experts.load(
@@ -326,14 +326,12 @@ class Loader:
             self.target,
         )
 
-    def gate_up_parts(self, begin: str, mixture: Mixture) -> Iterator[Weight]:
+    def gate_up_parts(self, begin: str, names: ExpertNames, mixture: Mixture) -> Iterator[Weight]:
         """Yield the weight [2N, K] of gate and up for each expert, or [N, K] of `up` alone."""
-        names = self.names.experts
         n = self.config.intermediate
         k = self.config.hidden
-        assert names is not None
         parts = len(names.gate_up)
-        stacked = self.stacked_experts(begin, mixture, of_gate_up=True)
+        stacked = self.stacked_experts(begin, names, mixture, of_gate_up=True)
         for number in range(mixture.experts):
             if stacked is not None:
                 yield self.stacked_expert(begin, stacked[number])
@@ -352,16 +350,14 @@ class Loader:
             blocks = (block_of(shared, part * width + row, n) for part in range(parts))
             yield concat_rows(blocks, parts * n, self.target.dtype)
 
-    def down_parts(self, begin: str, mixture: Mixture) -> Iterator[Weight]:
+    def down_parts(self, begin: str, names: ExpertNames, mixture: Mixture) -> Iterator[Weight]:
         """Yield the weight [N, K] of down for each expert."""
-        names = self.names.experts
         n = self.config.hidden
         k = self.config.intermediate
-        assert names is not None
         scales: torch.Tensor | None = None
         if names.scales is not None:
             scales = self.tensor(begin + names.scales[1], mixture.experts)
-        stacked = self.stacked_experts(begin, mixture, of_gate_up=False)
+        stacked = self.stacked_experts(begin, names, mixture, of_gate_up=False)
         for number in range(mixture.experts):
             if stacked is not None:
                 weight = self.stacked_expert(begin, stacked[number])
@@ -383,11 +379,9 @@ class Loader:
             return stack_rows(parts, count)
 
     def router_of_experts(
-        self, begin: str, mixture: Mixture, gain: torch.Tensor | None
+        self, begin: str, names: ExpertNames, mixture: Mixture, gain: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Load the router's weight, with a row for a shared expert, and its bias. `gain`: see `experts`."""
-        names = self.names.experts
-        assert names is not None
         router = self.router(begin + names.router, mixture.experts)
         bias: torch.Tensor | None = None
         if mixture.gated:
@@ -417,13 +411,11 @@ class Loader:
         return (router.float() * router_scale / divisor).to(router.dtype)
 
     def stacked_experts(
-        self, begin: str, mixture: Mixture, *, of_gate_up: bool
+        self, begin: str, names: ExpertNames, mixture: Mixture, *, of_gate_up: bool
     ) -> torch.Tensor | None:
         """Load the tensor [experts, N, K] of all experts. None: each expert has its own."""
-        names = self.names.experts
         hidden = self.config.hidden
         inner = self.config.intermediate
-        assert names is not None
         if names.stacked is None or not self.target.source.has(begin + names.stacked[0]):
             return None
         if self.config.quantization is not None and not self.config.quantization.on_load:

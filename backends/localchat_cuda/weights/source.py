@@ -62,11 +62,6 @@ class Slices(NamedTuple):
     ranges: tuple[tuple[int, int], ...]
     """First index and length of each range, in the order of the part."""
 
-    @property
-    def length(self) -> int:
-        """Length of the axis in the part."""
-        return sum(length for _, length in self.ranges)
-
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the part of a whole tensor, contiguous."""
         parts = [tensor.narrow(self.axis, first, length) for first, length in self.ranges]
