@@ -94,13 +94,6 @@ class StepShape(NamedTuple):
     one_page: bool = False
     """Each range of a history fits in a page, so decode_fused can run."""
 
-    def has_room(self, decode_tokens: int, prefill_tokens: int) -> bool:
-        """Return True if both parts of a step fit."""
-        return (
-            decode_tokens <= self.decode_tokens
-            and prefill_tokens <= self.tokens - self.decode_tokens
-        )
-
     def may_cover(self, other: "StepShape") -> bool:
         """Return True if a graph of this shape may run a step of the other shape.
 
@@ -196,11 +189,13 @@ def build_input_batch(
     decode_used = sum(spans[row].width for row in decode_rows)
     prefill_used = sum(spans[row].width for row in prefill_rows)
     decode_tokens, tokens, captured = _padded(decode_used, prefill_used)
-    if cover is not None and not cover.has_room(decode_used, prefill_used):
-        cover = None
     if cover is not None:
-        decode_tokens = cover.decode_tokens
-        tokens = cover.tokens
+        room = cover.tokens - cover.decode_tokens
+        if decode_used > cover.decode_tokens or prefill_used > room:
+            cover = None
+        else:
+            decode_tokens = cover.decode_tokens
+            tokens = cover.tokens
     first = [0] * len(spans)
     for rows, token in ((decode_rows, 0), (prefill_rows, decode_tokens)):
         for row in rows:
