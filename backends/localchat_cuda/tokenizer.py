@@ -15,7 +15,6 @@ from localchat.backend_api.special_tokens import SpecialToken
 from localchat.errors import ModelInvalid, ModelMissing, reason
 from localchat.model_files.checkpoint import optional_object
 from localchat.model_files.gguf import SAMPLING_KEYS
-from localchat_cuda.config.reader import token_ids
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HEX = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
@@ -77,9 +76,15 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     files = ("generation_config.json", "config.json")
-    stated = [token_ids(optional_object(folder / name).get("eos_token_id")) for name in files]
-    ends = tuple(token for ids in stated for token in ids)
-    return TokenizerFiles(str(path), text, optional_object(folder / "tokenizer_config.json"), ends)
+    ends: list[int] = []
+    for name in files:
+        # Null, a number, or a list.
+        stated = optional_object(folder / name).get("eos_token_id")
+        tokens = stated if isinstance(stated, list) else [stated]
+        ends += (token for token in tokens if isinstance(token, int) and token >= 0)
+    return TokenizerFiles(
+        str(path), text, optional_object(folder / "tokenizer_config.json"), tuple(ends)
+    )
 
 
 class CheckpointTokenizer:

@@ -139,7 +139,6 @@ def config_of(header: Header, rope_factors: tuple[float, ...] = ()) -> dict[str,
         "rope_theta": _float(header, "rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in formats,
         "quantization_config": {"quant_method": "gguf", "mix": header.quantization, "head": head},
-        "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
     }
     if head_dim := header.number("attention.key_length"):
         config["head_dim"] = head_dim

@@ -53,8 +53,6 @@ class ModelConfig:
     quantization: Quantization | None
     """Number format of the layers; None: floating."""
     dtype: FloatType
-    eos_ids: tuple[int, ...] = ()
-    """Tokens that end a generation, if config.json states them."""
     windows: tuple[int, ...] = ()
     """Keys that a query sees in each layer; 0: all."""
     attention_scale: float = 0.0
@@ -197,11 +195,6 @@ class ModelConfig:
         return max(n for n in range(self.layers) if not self.feeds or not self.feeds[n])
 
     @property
-    def attention_layers(self) -> int:
-        """Number of layers with attention."""
-        return sum(map(self.has_attention, range(self.layers)))
-
-    @property
     def state_bytes(self) -> int:
         """Bytes of a sequence's running state in all layers."""
         if self.recurrent is None:
@@ -225,11 +218,6 @@ class ModelConfig:
     def fp8_activations(self) -> bool:
         """True if gemms of many rows may round their activations to 8 bits."""
         return self.quantization is not None and self.quantization.fp8_activations
-
-    @property
-    def packed(self) -> bool:
-        """True if layers become 4-bit codes in the order of the int4 gemms."""
-        return self.quantization is not None and self.quantization.packed
 
     @property
     def head_format(self) -> str:

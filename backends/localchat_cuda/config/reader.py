@@ -137,7 +137,6 @@ def parse_config(
         qkv_bias=reader.qkv_bias(family),
         quantization=quantization,
         dtype=reader.dtype(stored_type(headers)),
-        eos_ids=token_ids(raw.get("eos_token_id", reader.raw.get("eos_token_id"))),
         windows=read_windows(
             reader, family, layers, context, own_rotation=rotations.windowed is not None
         ),
@@ -209,12 +208,6 @@ def read_windows(
     if window >= context and not own_rotation:
         window = 0
     return tuple(window * is_windowed for is_windowed in windowed)
-
-
-def token_ids(value: object) -> tuple[int, ...]:
-    """Return the tokens of an `eos_token_id`: null, a number, or a list."""
-    tokens = value if isinstance(value, list) else [value]
-    return tuple(token for token in tokens if isinstance(token, int) and token >= 0)
 
 
 class _Reader(ConfigFields):

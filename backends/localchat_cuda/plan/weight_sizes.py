@@ -53,7 +53,7 @@ def parameters(config: ModelConfig) -> int:
         attention += config.heads
     if config.latent is not None:
         attention += config.latent.kv(config.heads)
-    others += config.attention_layers * attention
+    others += sum(map(config.has_attention, range(config.layers))) * attention
     if config.gemma is not None:
         others += _gemma_extras(config, config.gemma)
     if (states := config.recurrent) is not None:

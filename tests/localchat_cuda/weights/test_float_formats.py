@@ -151,7 +151,7 @@ def config_with(raw: dict[str, object]) -> ModelConfig:
 def test_configs_name_the_format(layout: str) -> None:
     config = config_with(CONFIGS[layout])
     assert config.quantization == (MXFP8 if layout.startswith("mxfp8") else NVFP4)
-    assert not config.packed
+    assert config.quantization is not None and not config.quantization.packed
     assert not config.fp8_activations
     assert config.quantization.label == layout[:5].upper()
 
