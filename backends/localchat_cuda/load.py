@@ -162,7 +162,7 @@ def load_runner(
         ahead.wait(Phase.ONE_ROW if group is None else Phase.ALL)
         if plan.unpacked_bytes:
             weights = with_unpacked(weights, getattr(torch, config.dtype))
-        pages = Pages.planned(config, caps, device)
+        pages = Pages(config, caps, device)
         memory = _pinned(memory, notify)
         collective: Collective | None = None
         if group is not None:

@@ -153,7 +153,7 @@ def _attach(
     model = runner.model
     caps = capabilities(own, draft_request(request, own))
     with torch.inference_mode():
-        pages = Pages.planned(own, caps, runner.device)
+        pages = Pages(own, caps, runner.device, model.pages.dtype)
         states = LastStates(caps.max_slots, own.hidden, pages.dtype, runner.device)
     runner.keep_last_states(states, weights if isinstance(weights, EagleWeights) else None)
     head = CudaRunner(

@@ -83,7 +83,7 @@ def test_a_copied_page_and_state_continue_like_their_originals(pair: tuple[Any, 
     model, folder = pair
     ours, text = Tiny(folder, torch.float32), tokens_of(6, 40)
     ours.prompt(text[:30], 30)
-    ours.pages.copy(int(ours.tables[0, 0]), int(ours.tables[1, 0]), 30)
+    ours.pages.copy(int(ours.table.block_tables[0, 0]), int(ours.table.block_tables[1, 0]), 30)
     if ours.pages.states is not None:
         ours.pages.states.copy(0, 1)
     found = ours.step(Stretch(1, 30, text[30:]))

@@ -40,7 +40,7 @@ triton.knobs.compilation.listener = record
 (job, more), gpu = pickle.load(sys.stdin.buffer), torch.device("cuda", 0)
 config, can = job.config, job.capabilities
 weights = load(config, RandomWeights(gpu), gpu)
-pages = Pages(config, can.kv_tokens // 64 + 1, can.context_tokens, gpu, torch.float16)
+pages = Pages(config, can, gpu, torch.float16)
 runner = CudaRunner(DeviceModel(config, weights, pages, kernels=True), can)
 warm_up(runner)
 for shape in (*trace.compile_shapes(can), *more):

@@ -47,7 +47,7 @@ def test_the_cut_of_a_prompt_changes_nothing(folder: Path, chunk: int) -> None:
 def test_a_copied_page_continues_like_its_original(folder: Path) -> None:
     ours, text = Tiny(folder, torch.float32, fp8_kv=True), tokens_of(6, 40)
     ours.prompt(text[:30], 30)
-    ours.pages.copy(int(ours.tables[0, 0]), int(ours.tables[1, 0]), 30)
+    ours.pages.copy(int(ours.table.block_tables[0, 0]), int(ours.table.block_tables[1, 0]), 30)
     copied = ours.step(Stretch(1, 30, text[30:]))
     assert torch.equal(copied, ours.step(Stretch(0, 30, text[30:])))
 

@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +116,6 @@ def tiny_runner(
         source = RankWeights(CheckpointWeights(folder, device), whole, config, rank)
     weights = load(config, source, device, dtype=dtype, head_bounds=head_bounds)
     hybrid = config.recurrent is not None
-    pages = Pages(
-        config, blocks + 1, context, device, dtype, PAGE, fp8=fp8_kv, slots=slots,
-        saved_states=saved_states, window_pages=window_blocks + 2 if window_blocks else 0,
-    )  # fmt: skip
-    spoil(pages)
     can = Capabilities(
         context_tokens=context,
         kv_tokens=blocks * PAGE,
@@ -132,7 +127,6 @@ def tiny_runner(
         window_tokens=max((0, *config.windows)) if window_blocks else 0,
         window_blocks=window_blocks,
         host_blocks=host_blocks,
-        bytes_per_token=pages.page_bytes * config.ranks // PAGE,
         kv_type="fp8" if fp8_kv else str(dtype),
         step_target_s=0.1,
         rewind="checkpoint" if hybrid else "any",
@@ -140,6 +134,10 @@ def tiny_runner(
         saved_states=saved_states if hybrid else 0,
         state_interval_tokens=state_interval if hybrid else 0,
     )
+    more_windows = replace(can, window_blocks=window_blocks and window_blocks + 1)
+    pages = Pages(config, more_windows, device, dtype)
+    spoil(pages)
+    can = replace(can, bytes_per_token=pages.page_bytes * config.ranks // PAGE)
     model = DeviceModel(config, weights, pages, kernels=kernels, collective=collective)
     host = None
     if host_blocks:

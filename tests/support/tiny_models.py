@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 import transformers
 
+from localchat.backend_api.interface import Capabilities
 from localchat.fit.load_options import RoundedType
 from localchat_cuda.architectures import ARCHITECTURES
 from localchat_cuda.config.model import ModelConfig, rounded_config
@@ -22,6 +23,7 @@ from localchat_cuda.layers.packed import PackedLayers
 from localchat_cuda.ranks.collective import Collective
 from localchat_cuda.ranks.rank_weights import RankWeights
 from localchat_cuda.ranks.split import split_config
+from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
     build_input_batch,
@@ -592,29 +594,32 @@ class Tiny:
             heads, self.config.key_heads, d, 64, 4, fp8_kv=fp8_kv, prefill_tile=prefill_tile,
             states=self.config.recurrent is not None,
         )  # fmt: skip
-        self.pages = Pages(self.config, 13, 256, CPU, dtype, fp8=fp8_kv, slots=3)
+        can = Capabilities(
+            256, 12 * 64, 3, 3, 256, block_tokens=64, kv_type="fp8" if fp8_kv else "f16"
+        )
+        self.pages = Pages(self.config, can, CPU, dtype)
         spoil(self.pages)
+        self.table = StateTable(can, CPU)
         self.collective = collective
         order = torch.randperm(12, generator=seeded(2)).int()
-        self.tables = torch.cat((order.view(3, 4), torch.tensor([[12, 0, 0, 0]]).int()))
+        self.table.block_tables[:3] = order.view(3, 4)
 
     def step(self, *stretches: Stretch, packed: bool = False) -> torch.Tensor:
         """Logits of the wanted tokens, in the order of the stretches."""
         placed = [Placed(s.slot, s.start, len(s.tokens)) for s in stretches]
         batch = build_input_batch(placed, self.batch_config, 3)
-        buffer, token_table = StepBuffer(8192, 1, CPU), torch.zeros(3 * 256 + 1, dtype=torch.int32)
+        buffer = StepBuffer(8192, 1, CPU)
         buffer.begin_step()
+        self.table.token_table.zero_()
         for slot, start, tokens, _ in stretches:
-            token_table[slot * 256 + start : slot * 256 + start + len(tokens)] = torch.tensor(
-                tokens
-            )
-        slices = write_batch(batch, buffer, 256, 3, 3 * 256)
+            self.table.tokens_by_slot[slot, start : start + len(tokens)] = torch.tensor(tokens)
+        slices = write_batch(batch, buffer, self.table)
         wanted = [
             first + len(each.tokens) - back
             for first, each in zip(batch.first, stretches, strict=True)
             for back in range(each.wanted, 0, -1)
         ]
-        inputs = model_inputs(batch, slices, token_table, self.tables, torch.tensor(wanted))
+        inputs = model_inputs(batch, slices, self.table, torch.tensor(wanted))
         kind = PackedLayers if packed else DenseLayers
         how: Any = {"kernels": self.kernels, "collective": self.collective}
         layers = kind(self.config, inputs, self.pages, **how)

@@ -80,7 +80,7 @@ def meta_runner(job: CompileJob) -> CudaRunner:
     """Make the runner of a load with a few layers and without memory."""
     config = one_layer_per_kind(job.config, job.formats)
     capabilities = job.capabilities
-    pages = Pages.planned(config, capabilities, META)
+    pages = Pages(config, capabilities, META)
     weights = load(
         config,
         MetaWeights(job.formats, config.head_format),

@@ -19,7 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from localchat.backend_api.interface import LAST, Enter, SamplingParams, StepPlan, StepRow
+from localchat.backend_api.interface import (
+    LAST,
+    Capabilities,
+    Enter,
+    SamplingParams,
+    StepPlan,
+    StepRow,
+)
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 
 FORK_ROWS = 64
@@ -51,29 +58,19 @@ class StateTable:
 
     Layers with a window may have block tables of their own."""
 
-    def __init__(
-        self,
-        slots: int,
-        columns: int,
-        page_tokens: int,
-        scratch_page: int,
-        device: torch.device,
-        scratch_window_page: int | None = None,
-    ) -> None:
-        """Allocate tables for `slots` sequences of at most `columns` tokens.
-
-        `scratch_page`: page that padding writes. `scratch_window_page`: likewise for layers with a window that
-        have their own pages; None: no such layers."""
+    def __init__(self, capabilities: Capabilities, device: torch.device) -> None:
+        """Allocate tables for the sequences of a runner. Padding writes the pages after its blocks."""
+        slots = capabilities.max_slots
         self.slots = slots
-        self.columns = columns
+        self.columns = capabilities.context_tokens
         self.device = device
-        self.width = -(-columns // page_tokens)
+        self.width = -(-self.columns // capabilities.block_tokens)
         self.setting_rows = slots + 1 + FORK_ROWS
         self.sequences: dict[int, SequenceSlot] = {}
         # Padding is text of any length, all on one page. An entry of 0 would overwrite the page of a sequence.
-        scratch = [scratch_page]
-        if scratch_window_page is not None:
-            scratch.append(scratch_window_page)
+        scratch = [capabilities.kv_tokens // capabilities.block_tokens]
+        if capabilities.window_blocks:
+            scratch.append(capabilities.window_blocks)
             # The second table starts after the first one.
             self.width += -self.width % ALIGNED_WORDS
         self._tables = torch.zeros(
@@ -82,7 +79,7 @@ class StateTable:
         self._tables[:, slots] = torch.tensor(scratch, dtype=torch.int32, device=device)[:, None]
         self.block_tables = self._tables[0]
         self.window_tables = self._tables[-1]
-        self.token_table = torch.zeros((slots + 1) * columns + 2, dtype=torch.int32, device=device)
+        self.token_table = torch.zeros(self.padding_index + 2, dtype=torch.int32, device=device)
         self._pages_used = [0] * slots
         self._free_rows = list(range(slots + 1, self.setting_rows))
         self._unstored: dict[int, Sequence[int]] = {}

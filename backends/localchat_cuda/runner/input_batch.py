@@ -25,6 +25,7 @@ from localchat_cuda.plan.memory_plan import (
     LARGEST_DECODE,
     dequant_pages,
 )
+from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, LARGEST_DECODE)
@@ -406,19 +407,16 @@ class BatchSlices(NamedTuple):
     """Chunks of delta nets; None: no running states."""
 
 
-def write_batch(
-    batch: InputBatch, buffer: StepBuffer, columns: int, scratch: int, padding_index: int
-) -> BatchSlices:
-    """Write a layout to an empty buffer.
-
-    `columns`: of the token table. `scratch`: slot of padding. `padding_index`: entry that padding reads."""
+def write_batch(batch: InputBatch, buffer: StepBuffer, table: StateTable) -> BatchSlices:
+    """Write a layout to an empty buffer."""
     spans = batch.spans
     widths = np.array([span.width for span in spans], np.int64)
     first = np.cumsum(widths) - widths
     starts = np.array([span.start for span in spans], np.int64)
     positions = np.arange(batch.shape.tokens) + np.repeat(starts - first, widths)
     slots = np.repeat(np.array([span.slot for span in spans], np.int64), widths)
-    ids = np.where(slots == scratch, padding_index, slots * columns + positions)
+    entries = slots * table.columns + positions
+    ids = np.where(slots == table.scratch, table.padding_index, entries)
     lengths = [max(1, span.start + span.width) for span in spans]
     unused = [-1] * (2 * (batch.shape.dequant_pages - len(batch.dequantized)))
     slices = BatchSlices(
@@ -484,14 +482,10 @@ class ModelInputs:
 def model_inputs(
     batch: InputBatch,
     slices: BatchSlices,
-    token_table: torch.Tensor,
-    block_tables: torch.Tensor,
+    table: StateTable,
     logits_indices: torch.Tensor | None,
-    window_tables: torch.Tensor | None = None,
 ) -> ModelInputs:
-    """Return the step on the device, with token ids from the flat `token_table`.
-
-    `window_tables`: block tables of layers with their own window pages; None: no such layers."""
+    """Return the step on the device, with token ids and block tables of the state table."""
     starts = slices.starts.view()
     counts = slices.counts.view()
     lengths = slices.lengths.view()
@@ -499,7 +493,11 @@ def model_inputs(
 
     def part(sequences: slice) -> AttentionBatch:
         return AttentionBatch(
-            starts[sequences], counts[sequences], lengths[sequences], slots[sequences], block_tables
+            starts[sequences],
+            counts[sequences],
+            lengths[sequences],
+            slots[sequences],
+            table.block_tables,
         )
 
     decode: AttentionBatch | None = None
@@ -523,11 +521,11 @@ def model_inputs(
             part(slice(first_prefill, None)), tiles, batch.tile_config, dequantized, chunks
         )
     return ModelInputs(
-        ids=torch.index_select(token_table, 0, slices.ids.view()),
+        ids=torch.index_select(table.token_table, 0, slices.ids.view()),
         positions=slices.positions.view(),
         slots=slices.slots.view(),
-        block_tables=block_tables,
-        window_tables=block_tables if window_tables is None else window_tables,
+        block_tables=table.block_tables,
+        window_tables=table.window_tables,
         logits_indices=logits_indices,
         tokens=tokens,
         shape=shape,

@@ -13,7 +13,7 @@ import torch
 
 from localchat.backend_api.interface import Capabilities
 from localchat.fit.kv_types import FP8
-from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
+from localchat_cuda.config.model import ModelConfig
 from localchat_cuda.config.rope import Rotation
 from localchat_cuda.kernels import rope
 from localchat_cuda.runner.states import States
@@ -55,36 +55,34 @@ class Pages:
     def __init__(
         self,
         config: ModelConfig,
-        pages: int,
-        context_tokens: int,
+        capabilities: Capabilities,
         device: torch.device,
-        dtype: torch.dtype,
-        page_tokens: int = PAGE_TOKENS,
-        *,
-        fp8: bool = False,
-        slots: int = 0,
-        saved_states: int = 0,
-        window_pages: int = 0,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Allocate the pages, and the running states of a hybrid.
+        """Allocate the pages of a load, and the running states of a hybrid.
 
-        `context_tokens`: longest sequence, for the tables of rotations. `dtype`: of floating numbers. `fp8`:
-        store 8-bit codes. `slots`, `saved_states`: see States. `window_pages`: pages of layers with a window;
-        0: they share the pages of all layers."""
+        Each kind of pages has one more than the capabilities have blocks, for padding. `dtype`: of floating
+        numbers; None: that of the config."""
+        dtype = dtype or getattr(torch, config.dtype)
+        fp8 = capabilities.kv_type == FP8
+        page_tokens = capabilities.block_tokens
+        window_blocks = capabilities.window_blocks
         self.page_tokens = page_tokens
         self.device = device
         self.dtype = dtype
         self._latent = config.latent
         self.states: States | None = None
         if config.recurrent is not None:
-            self.states = States(config.recurrent, slots, saved_states, device, dtype)
+            slots = capabilities.max_slots
+            self.states = States(config.recurrent, slots, capabilities.saved_states, device, dtype)
         shapes: dict[tuple[int, int, bool], list[int]] = {}
         for layer in config.kv_layers:
-            windowed = window_pages > 0 and config.window(layer) > 0
+            windowed = window_blocks > 0 and config.window(layer) > 0
             shape = config.key_heads_of(layer), config.head_dim_of(layer), windowed
             shapes.setdefault(shape, []).append(layer)
         self._windowed = tuple(windowed for _, _, windowed in shapes)
         """Whether each pool belongs to layers with a window."""
+        blocks = capabilities.kv_tokens // page_tokens
         # Keys and values; latents have only keys.
         kinds = 1 if config.latent else 2
         # A word of 16 bits stores two codes.
@@ -92,7 +90,7 @@ class Pages:
         self.pools = tuple(
             torch.zeros(
                 len(layers),
-                window_pages if windowed else pages,
+                (window_blocks if windowed else blocks) + 1,
                 kinds,
                 heads,
                 page_tokens,
@@ -121,25 +119,7 @@ class Pages:
             if config.has_attention(layer)
         }
         """Pool, and index in it, of each layer with attention."""
-        self._angles = self._angle_tables(config, context_tokens)
-
-    @classmethod
-    def planned(
-        cls, config: ModelConfig, capabilities: Capabilities, device: torch.device
-    ) -> "Pages":
-        """Allocate the pages of a load, with one more of each kind for padding."""
-        return cls(
-            config,
-            capabilities.kv_tokens // capabilities.block_tokens + 1,
-            capabilities.context_tokens,
-            device,
-            getattr(torch, config.dtype),
-            capabilities.block_tokens,
-            fp8=capabilities.kv_type == FP8,
-            slots=capabilities.max_slots,
-            saved_states=capabilities.saved_states,
-            window_pages=capabilities.window_blocks and capabilities.window_blocks + 1,
-        )
+        self._angles = self._angle_tables(config, capabilities.context_tokens)
 
     def _angle_tables(self, config: ModelConfig, context_tokens: int) -> list[torch.Tensor]:
         """Return a table per layer. Layers of the same rotation and head dimension share it."""

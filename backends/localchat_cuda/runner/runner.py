@@ -120,16 +120,8 @@ class CudaRunner:
         # Read in advance, because the GPU does not respond after an error.
         self._device_text = describe_device(self.device)
         self._stream = torch.cuda.Stream(self.device) if self._gpu else None  # type: ignore[no-untyped-call]
-        blocks = capabilities.kv_tokens // capabilities.block_tokens
         with self.on_stream():
-            self.table = StateTable(
-                capabilities.max_slots,
-                capabilities.context_tokens,
-                pages.page_tokens,
-                blocks,
-                self.device,
-                capabilities.window_blocks or None,
-            )
+            self.table = StateTable(capabilities, self.device)
             self._buffer = StepBuffer(self._buffer_words(), DEPTH + 1, self.device)
             max_rows = logit_rows(capabilities.max_slots)
             self._sampler: ReferenceSampler | TritonSampler

@@ -155,7 +155,7 @@ class StepExecutor:
         self._template = None
         table = self._table
         batch = self._build_batch(plan)
-        slices = write_batch(batch, self._buffer, table.columns, table.scratch, table.padding_index)
+        slices = write_batch(batch, self._buffer, table)
         tokens = [batch.first[position.row] + position.offset for position in plan.positions]
         sampled = [n for n, position in enumerate(plan.positions) if position.kind == "sample"]
         step.top_counts = {
@@ -266,7 +266,7 @@ class StepExecutor:
         `kind`: of its graph, one of `kinds`; empty: the usual kind."""
         batch = build_input_batch(spans, self._config, self._table.scratch)
         table = self._table
-        slices = write_batch(batch, self._buffer, table.columns, table.scratch, table.padding_index)
+        slices = write_batch(batch, self._buffer, table)
         plan = StepPlan(0, ())
         if kind not in _LOGITS_KINDS and self._fits_graph(plan, batch, []):
             return self._write_for_graph(plan, batch, slices, {}, kind)
@@ -470,14 +470,7 @@ class StepExecutor:
         model = self._model
 
         def inputs(logits_indices: torch.Tensor | None) -> ModelInputs:
-            return model_inputs(
-                batch,
-                prepared.slices,
-                table.token_table,
-                table.block_tables,
-                logits_indices,
-                table.window_tables,
-            )
+            return model_inputs(batch, prepared.slices, table, logits_indices)
 
         def logits_of_all() -> tuple[torch.Tensor, Rescoring | None]:
             states = model.hidden_states(inputs(None))

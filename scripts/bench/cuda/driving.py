@@ -19,7 +19,6 @@ from localchat.core.sequence import RequestState
 from localchat.engine.events import Event, Text
 from localchat.engine.request import GenerateRequest, Sampling, TokenIds
 from localchat.errors import LocalchatError
-from localchat.fit.kv_types import FP8
 from localchat.fit.load_options import LoadOptions
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
@@ -74,10 +73,7 @@ def runner_of(
         ahead.wait()
     dtype = torch.float16 if config.dtype == "float16" else torch.bfloat16
     weights = with_unpacked(weights, dtype) if unpacked else weights
-    pages = Pages(
-        config, blocks + 1, context, GPU, dtype, fp8=kv_type == FP8, slots=slots,
-        saved_states=can.saved_states, window_pages=can.window_blocks and can.window_blocks + 1,
-    )  # fmt: skip
+    pages = Pages(config, can, GPU, dtype)
     model = DeviceModel(config, weights, pages, kernels=GPU.type == "cuda")
     host_blocks = None
     if can.host_blocks:

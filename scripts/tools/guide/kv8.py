@@ -26,8 +26,11 @@ from conversations import conversations, read_facts
 from tokenizers import Tokenizer
 from tokens import encode
 
+from localchat.backend_api.interface import Capabilities
+from localchat.fit.kv_types import FP8
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
 from localchat_cuda.config.reader import read_config
+from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
     TokenSpan,
@@ -59,14 +62,17 @@ class Text:
         gpu = device.type == "cuda"
         width = -(-LONGEST // PAGE_TOKENS)
         dtype = torch.bfloat16 if gpu else torch.float32
-        self.pages = Pages(config, width + 1, LONGEST, device, dtype, fp8=cache == "fp8")
+        can = Capabilities(
+            LONGEST, width * PAGE_TOKENS, 1, 1, LONGEST, block_tokens=PAGE_TOKENS,
+            kv_type=FP8 if cache == "fp8" else "f16",
+        )  # fmt: skip
+        self.pages = Pages(config, can, device, dtype)
         if cache == "bf16":
             self.pages.pools = tuple(pool.bfloat16() for pool in self.pages.pools)
         self.model = DeviceModel(config, weights, self.pages, kernels=gpu)
         self.device = device
-        self.tables = torch.zeros(2, width, dtype=torch.int32, device=device)
-        self.tables[0] = torch.arange(width)
-        self.tables[1] = width
+        self.table = StateTable(can, device)
+        self.table.block_tables[0] = torch.arange(width)
         sms = torch.cuda.get_device_properties(device).multi_processor_count if gpu else 4
         self.batch_config = BatchConfig(
             config.heads, config.key_heads, config.head_dim, PAGE_TOKENS, sms, cache == "fp8"
@@ -76,12 +82,11 @@ class Text:
         """Log probabilities fp32 [T, vocabulary] of what follows each token."""
         batch = build_input_batch([TokenSpan(0, 0, len(tokens))], self.batch_config, 1)
         buffer = StepBuffer(16 * LONGEST, 1, self.device)
-        token_table = torch.zeros(LONGEST + 1, dtype=torch.int32, device=self.device)
-        token_table[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.table.token_table[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         buffer.begin_step()
-        slices = write_batch(batch, buffer, LONGEST, 1, LONGEST)
+        slices = write_batch(batch, buffer, self.table)
         buffer.send()
-        inputs = model_inputs(batch, slices, token_table, self.tables, None)
+        inputs = model_inputs(batch, slices, self.table, None)
         with torch.inference_mode():
             states = self.model.hidden_states(inputs)[: len(tokens)]
             return self.model.logits(states).log_softmax(-1).cpu()

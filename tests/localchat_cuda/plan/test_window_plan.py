@@ -1,5 +1,7 @@
 """Memory of windowed layers with pages of their own: planned, and as a runner has it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -87,10 +89,11 @@ def test_the_pages_of_a_runner_are_those_of_the_plan(name: str, kv_type: str | N
     found = plan(config, [header(15 * GB)], options, gpu(24 * GB))
     can = capabilities(config, LoadRequest(found, options))
     assert can.window_blocks and can.kv_tokens >= can.context_tokens
-    pages = Pages(
-        config, can.kv_tokens // PAGE_TOKENS, 64, torch.device("meta"), torch.bfloat16,
-        fp8=kv_type is not None, window_pages=can.window_blocks,
-    )  # fmt: skip
+    # Without the pages of padding.
+    blocks = replace(
+        can, kv_tokens=can.kv_tokens - PAGE_TOKENS, window_blocks=can.window_blocks - 1
+    )
+    pages = Pages(config, blocks, torch.device("meta"), torch.bfloat16)
     assert pages.bytes == found.kv_bytes
     assert pages.page_bytes == PAGE_TOKENS * can.bytes_per_token
 

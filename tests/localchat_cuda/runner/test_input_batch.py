@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from localchat.backend_api.interface import Capabilities
 from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.input_batch import (
     BatchConfig,
@@ -20,13 +21,14 @@ SCRATCH_PAGE = 99
 
 def inputs(spans: list[TokenSpan], context: int = 8192) -> tuple[ModelInputs, StateTable]:
     config = BatchConfig(4, 2, 64, 64, 4, context_tokens=context)
-    table = StateTable(4, context, 64, SCRATCH_PAGE, CPU)
+    can = Capabilities(context, SCRATCH_PAGE * 64, 4, 4, context, block_tokens=64)
+    table = StateTable(can, CPU)
     buffer = StepBuffer(100_000, 1, CPU)
     buffer.begin_step()
     batch = build_input_batch(spans, config, table.scratch)
-    slices = write_batch(batch, buffer, table.columns, table.scratch, table.padding_index)
+    slices = write_batch(batch, buffer, table)
     buffer.send()
-    return model_inputs(batch, slices, table.token_table, table.block_tables, None), table
+    return model_inputs(batch, slices, table, None), table
 
 
 @pytest.mark.parametrize("count", [17, 65, 257, 1025, 2904, 4096])

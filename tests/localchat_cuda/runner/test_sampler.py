@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from localchat.backend_api.interface import Enter, SamplingParams
+from localchat.backend_api.interface import Capabilities, Enter, SamplingParams
 from localchat.backend_api.sampling.reference import Sampler
 from localchat_cuda.kernels.sampling.state import FIELDS, SamplingTensors
 from localchat_cuda.runner.device_state import SequenceSlot, StateTable
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(ON_GPU, reason="for the interpreter")
 CPU, VOCABULARY = torch.device("cpu"), 1500
 SLOTS, CHOICES = 2, 64
 rng = np.random.default_rng(5)
+CAN = Capabilities(128, 4 * 64, SLOTS, SLOTS, 128, block_tokens=64)
 
 
 def biased(seed: int) -> SamplingParams:
@@ -60,7 +61,7 @@ def samples(
 
 
 def test_64_choices_with_1024_biases_each_are_sampled_whatever_the_buffer_holds() -> None:
-    table = StateTable(SLOTS, 128, 64, 4, CPU)
+    table = StateTable(CAN, CPU)
     buffer, sampler = StepBuffer(2000, 1, CPU), TritonSampler(table, VOCABULARY, 2 * CHOICES)
     asked = biased(1), biased(2)
     sequences = [one for slot in range(SLOTS) for one in entered(table, asked[slot], slot)]
@@ -76,7 +77,7 @@ def test_64_choices_with_1024_biases_each_are_sampled_whatever_the_buffer_holds(
 def test_settings_that_found_no_memory_are_written_by_the_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    table = StateTable(SLOTS, 128, 64, 4, CPU)
+    table = StateTable(CAN, CPU)
     buffer, sampler = StepBuffer(2000, 1, CPU), TritonSampler(table, VOCABULARY, 8)
     (first, *_) = entered(table, biased(3), 0)
     sampler.add([first])
