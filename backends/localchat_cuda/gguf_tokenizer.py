@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from localchat.model_files.gguf import Array, Header
 from localchat.model_files.pre_tokenizers import LONE_DIGITS, PATTERNS, WHOLE_WORDS
-from localchat_cuda.config.gguf import gguf_traits, strings_of, tokenizer_kind
+from localchat_cuda.config.gguf import gguf_traits, tokenizer_kind
 from localchat_cuda.tokenizer import TokenizerFiles
 
 TOKENS: Final = "tokenizer.ggml.tokens"
@@ -28,7 +28,7 @@ _NORMALIZED: Final = ("qwen2",)
 def tokenizer_files(header: Header) -> TokenizerFiles:
     """Return the tokenizer as files of a checkpoint. Raises ModelInvalid for unsupported kinds."""
     kind = tokenizer_kind(header)
-    tokens = strings_of(header, TOKENS)
+    tokens = tuple(map(str, _values(header, TOKENS)))
     # GGUF files do not store which tokens strip the white space after them.
     space_kept_after: tuple[str, ...] = ()
     if kind == "sentencepiece":
@@ -40,7 +40,7 @@ def tokenizer_files(header: Header) -> TokenizerFiles:
             special=type_ != _USER_DEFINED,
             rstrip=bool(space_kept_after) and text not in space_kept_after,
         )
-        for number, (text, type_) in enumerate(zip(tokens, _numbers(header, TYPES), strict=False))
+        for number, (text, type_) in enumerate(zip(tokens, _values(header, TYPES), strict=False))
         if type_ in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
     if kind == "sentencepiece":
@@ -76,7 +76,7 @@ def _byte_level_parts(header: Header, kind: str, tokens: tuple[str, ...]) -> dic
         "model": {
             "type": "BPE",
             "vocab": {text: number for number, text in enumerate(tokens)},
-            "merges": list(strings_of(header, MERGES)),
+            "merges": list(_values(header, MERGES)),
             "ignore_merges": kind in WHOLE_WORDS,
             "byte_fallback": False,
         },
@@ -96,10 +96,10 @@ def _sentencepiece_parts(header: Header, tokens: tuple[str, ...]) -> dict[str, A
     vocabulary = {text: number for number, text in enumerate(tokens)}
     usual = [
         text
-        for text, type_ in zip(tokens, _numbers(header, TYPES), strict=False)
+        for text, type_ in zip(tokens, _values(header, TYPES), strict=False)
         if type_ in (_NORMAL, _USER_DEFINED)
     ]
-    scores = dict(zip(tokens, _numbers(header, SCORES), strict=False))
+    scores = dict(zip(tokens, _values(header, SCORES), strict=False))
     merges = _merges(usual, scores, vocabulary)
     unknown = header.metadata.get("tokenizer.ggml.unknown_token_id")
     unknown_text = None
@@ -136,7 +136,8 @@ def _merges(
     return [pair for *_, pair in sorted(scored)]
 
 
-def _numbers(header: Header, key: str) -> tuple[Any, ...]:
+def _values(header: Header, key: str) -> tuple[Any, ...]:
+    """Return an array of the metadata. Empty if the header lacks it."""
     array = header.metadata.get(key)
     if isinstance(array, Array):
         return tuple(array.values or ())

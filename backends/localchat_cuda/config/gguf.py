@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from localchat.errors import ModelInvalid, reason
-from localchat.model_files.gguf import Array, GgufTensor, Header
+from localchat.model_files.gguf import GgufTensor, Header
 from localchat.model_files.pre_tokenizers import PATTERNS
 from localchat.model_files.safetensors import SafetensorsHeader, Tensor
 from localchat_cuda.architectures import families
@@ -259,14 +259,6 @@ def loaded_header(header: Header) -> SafetensorsHeader:
             size = packed_bytes(type_, *shape)
         tensors.append(Tensor(name, shape, type_, stored.offset, size))
     return SafetensorsHeader(header.name, {}, tuple(tensors), header.file_bytes)
-
-
-def strings_of(header: Header, key: str) -> tuple[str, ...]:
-    """Return an array of strings of the metadata. Empty if the header lacks it."""
-    array = header.metadata.get(key)
-    if not isinstance(array, Array) or array.values is None:
-        return ()
-    return tuple(map(str, array.values))
 
 
 def _rows(header: Header, name: str) -> int:
