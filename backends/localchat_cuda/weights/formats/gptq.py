@@ -83,10 +83,8 @@ class Gptq(WeightFormat):
         bits = self.quantization.bits
         codes_per_word = 32 // bits
         tensor = self.target.tensor
-        groups = None
-        if size < k and (self.quantization.act_order or self.target.source.has(f"{prefix}.g_idx")):
-            groups = tensor(f"{prefix}.g_idx", (k,), torch.int32)
-        order = column_order(prefix, groups, size)
+        act_order = self.quantization.act_order
+        order = column_order(prefix, "g_idx", k, size, self.target, act_order=act_order)
         words = tensor(f"{prefix}.qweight", (k // codes_per_word, n), torch.int32)
         codes = unpack_codes(words, 0, bits).t()
         if order is not None:

@@ -30,12 +30,8 @@ class PackQuantized(WeightFormat):
     def part(self, prefix: str, n: int, k: int) -> Weight:
         size = group_size(prefix, k, self.quantization.group)
         tensor = self.target.tensor
-        groups = None
-        if size < k and (
-            self.quantization.act_order or self.target.source.has(f"{prefix}.weight_g_idx")
-        ):
-            groups = tensor(f"{prefix}.weight_g_idx", (k,), torch.int32)
-        order = column_order(prefix, groups, size)
+        act_order = self.quantization.act_order
+        order = column_order(prefix, "weight_g_idx", k, size, self.target, act_order=act_order)
         bits = self.quantization.bits
         words = tensor(f"{prefix}.weight_packed", (n, k * bits // 32), torch.int32)
         codes = unpack_codes(words, 1, bits)

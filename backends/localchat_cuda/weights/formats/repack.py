@@ -14,6 +14,7 @@ from localchat_cuda.config.quantization import INT8_BITS, PACKED_GROUPS, Quantiz
 from localchat_cuda.kernels.ggml import pack as ggml_pack
 from localchat_cuda.kernels.int4 import pack as w4_pack
 from localchat_cuda.weights.formats.weight import all_true, refused
+from localchat_cuda.weights.source import LoadTarget
 
 INT8_MIDDLE = 128
 """Zero of symmetric codes of 8 bits."""
@@ -27,14 +28,20 @@ def unpack_codes(words: torch.Tensor, axis: int, bits: int) -> torch.Tensor:
     return torch.stack(codes, axis + 1).flatten(axis, axis + 1)
 
 
-def column_order(prefix: str, groups: torch.Tensor | None, size: int) -> torch.Tensor | None:
-    """Return the order, int64 [K], that sorts columns by group. None: they are sorted.
+def column_order(
+    prefix: str, field: str, k: int, size: int, target: LoadTarget, *, act_order: bool
+) -> torch.Tensor | None:
+    """Return the order, int64 [K], that sorts a layer's columns by group. None: they are sorted.
 
-    `groups`: number of each column's group [K]. All -1, the initial value of compressed-tensors, means unset.
-    `size`: columns of a group. Raises ModelInvalid for groups of any other size."""
-    if groups is None or all_true(groups == -1, on_meta=False):
+    `field`: tensor with the group of each column [K], which must exist with `act_order`. All -1, the initial
+    value of compressed-tensors, means unset. `size`: columns of a group. Raises ModelInvalid for groups of any
+    other size."""
+    name = f"{prefix}.{field}"
+    if size == k or not (act_order or target.source.has(name)):
         return None
-    k = groups.shape[0]
+    groups = target.tensor(name, (k,), torch.int32)
+    if all_true(groups == -1, on_meta=False):
+        return None
     group_numbers = groups.to(torch.int64)
     natural = torch.arange(k, device=groups.device) // size
     if all_true(group_numbers == natural, on_meta=False):
