@@ -54,8 +54,11 @@ class RankLoad:
     def on(self, count: int) -> MemoryPlan:
         """Plan the load on the first `count` GPUs. Raises UsageError if the model cannot be divided so."""
         part = split_config(self.config, count, self.name)
-        if count > 1:
-            self._check_draft()
+        if count > 1 and self.draft is not None and self.draft.reads_states:
+            raise UsageError(
+                f"{self.draft.name}, an {self.draft.kind}, cannot draft for a model on several GPUs.",
+                hint="Use a draft model, or one GPU (--gpus 1).",
+            )
         gpu = min(self.gpus[:count], key=lambda gpu: gpu.free_bytes)
         plan = memory_plan.plan(
             part, self.headers, self.options, gpu, self.ram_bytes, self.draft, self.config
@@ -64,13 +67,6 @@ class RankLoad:
             return plan
         note = f"{count} GPUs compute together. The sizes here are those of each one."
         return replace(plan, gpus=count, notes=(note, *plan.notes))
-
-    def _check_draft(self) -> None:
-        if self.draft is not None and self.draft.reads_states:
-            raise UsageError(
-                f"{self.draft.name}, an {self.draft.kind}, cannot draft for a model on several GPUs.",
-                hint="Use a draft model, or one GPU (--gpus 1).",
-            )
 
     def _smallest(self) -> MemoryPlan:
         """Return the plan with the fewest GPUs that fit the requested or trained context."""
