@@ -123,6 +123,6 @@ def gemv(
         )
     grid = (cdiv(weight.features_out, config.rows),)
     gpu = traits(weight.codes.device)
-    KernelLaunch(_gemv_kernel, grid, gpu, config.warps, config.registers, rows=1).run(
+    KernelLaunch(_gemv_kernel, grid, gpu, config.warps, rows=1).run(
         x, weight.raw, weight.words, out, W8Shape.of(weight, decoder), config
     )

@@ -55,8 +55,6 @@ class GemvConfig(NamedTuple):
     """Warps that share a run."""
     unroll: int
     """Runs per loop iteration."""
-    registers: int = 0
-    """Register limit for the compiler; 0: none."""
 
 
 def variant_for(rows: int) -> W8Variant:
