@@ -35,27 +35,7 @@ class Int4FewRows(NamedTuple):
     """Use inline PTX, or its twin in plain Triton."""
 
 
-SCALED_ASM = tl.constexpr("""{
-    .reg .b32 odd, z, q;
-    mov.b32 q, 0x63806380;
-    shr.u32 odd, $4, 8;
-    sub.rn.f16x2 z, $5, q;
-    lop3.b32 $0, $4, 0x000f000f, 0x64006400, 0xea;
-    lop3.b32 $1, odd, 0x000f000f, 0x64006400, 0xea;
-    lop3.b32 $2, $4, 0x00f000f0, 0x54805480, 0x6a;
-    lop3.b32 $3, odd, 0x00f000f0, 0x54805480, 0x6a;
-    sub.rn.f16x2 $0, $0, $5;
-    sub.rn.f16x2 $1, $1, $5;
-    sub.rn.f16x2 $2, $2, z;
-    sub.rn.f16x2 $3, $3, z;
-    mul.rn.f16x2 $0, $0, $6;
-    mul.rn.f16x2 $1, $1, $6;
-    mul.rn.f16x2 $2, $2, $6;
-    mul.rn.f16x2 $3, $3, $6;
-}""")
-"""Assembly: two words of packed weights, fp16(1024 + zero) and scales to four pairs of scaled fp16 weights."""
-
-PLANES_ASM = tl.constexpr("""{
+_PLANES = """{
     .reg .b32 odd, z, q;
     mov.b32 q, 0x63806380;
     shr.u32 odd, $4, 8;
@@ -72,8 +52,13 @@ PLANES_ASM = tl.constexpr("""{
     mul.rn.f16x2 $1, $1, $6;
     mul.rn.f16x2 $2, $2, $8;
     mul.rn.f16x2 $3, $3, $8;
-}""")
-"""Assembly like SCALED_ASM, with a zero and a scale each for low and high nibbles."""
+}"""
+PLANES_ASM = tl.constexpr(_PLANES)
+"""Assembly: two words of packed weights to four pairs of scaled fp16 weights.
+
+Its operands are fp16(1024 + zero) and the scale of low nibbles, then those of high nibbles."""
+SCALED_ASM = tl.constexpr(_PLANES.replace("$7", "$5").replace("$8", "$6"))
+"""Assembly like PLANES_ASM, with one zero and one scale for both."""
 
 
 @triton.jit
