@@ -51,8 +51,8 @@ class CompileAhead:
         self._needed = threading.Event()
         """Set once the job should run, or will never be needed."""
         self._lock = threading.Lock()
-        self._start_attempted = False
-        """`_start` was called, whether or not processes could be started."""
+        self._claims: tempfile.TemporaryDirectory[str] | None = None
+        """Folder of claims, from the attempt to start the processes on."""
         self._stopped = False
         self._notify = notify
         if job is None:
@@ -81,9 +81,8 @@ class CompileAhead:
     def _start(self) -> None:
         """Start the job, unless it was stopped. If that fails, kernels compile on first use."""
         with self._lock:
-            if self._stopped or self._start_attempted:
+            if self._stopped or self._claims is not None:
                 return
-            self._start_attempted = True
             self._claims = tempfile.TemporaryDirectory(prefix="localchat-kernels-")
             count = _process_count()
             job = self._job._replace(claims=self._claims.name, processes=count)
@@ -99,21 +98,16 @@ class CompileAhead:
         )
 
     def _run(self) -> None:
-        """Start the job if it does not run yet, and follow it to its end."""
+        """Start the job if it does not run yet, and record the phases that it has compiled."""
         self._needed.wait(_LATE_S)
         self._start()
-        self._follow()
-        self._end()
-
-    def _follow(self) -> None:
-        """Wait for the processes, phase by phase, and record what they have compiled."""
         for phase in Phase:
             if self._process.read_line() == phase_line(phase, ok=True).encode():
                 touch(self._record(phase))
                 self._process.remember()
             self._ended[phase].set()
         self._process.wait()
-        if self._start_attempted:
+        if self._claims is not None:
             self._claims.cleanup()
 
     def _end(self) -> None:
