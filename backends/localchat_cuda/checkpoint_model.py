@@ -26,11 +26,7 @@ from localchat_cuda.plan.preflight import refuse_adapters
 from localchat_cuda.plan.rank_plan import RankLoad
 from localchat_cuda.plan.weight_sizes import parameters
 from localchat_cuda.ranks.split import split_config
-from localchat_cuda.tokenizer import (
-    CheckpointTokenizer,
-    read_tokenizer_files,
-    sampling_defaults,
-)
+from localchat_cuda.tokenizer import CheckpointTokenizer, read_tokenizer_files, sampling_defaults
 
 if TYPE_CHECKING:
     from localchat_cuda.runner.runner import CudaRunner

@@ -25,14 +25,7 @@ from triton.compiler import CompiledKernel
 from triton.errors import TritonError
 from triton.runtime.jit import JITFunction, JitFunctionInfo
 
-from localchat.backend_api.interface import (
-    LAST,
-    Enter,
-    LogitsPosition,
-    Mask,
-    StepPlan,
-    StepRow,
-)
+from localchat.backend_api.interface import LAST, Enter, LogitsPosition, Mask, StepPlan, StepRow
 from localchat_cuda.compile_ahead.job import CompileJob, CompileShape, Phase, compile_shapes
 from localchat_cuda.config.gguf import LayerFormats
 from localchat_cuda.config.model import ModelConfig

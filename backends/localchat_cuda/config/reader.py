@@ -19,11 +19,7 @@ from localchat_cuda.config.gemma import read_gemma
 from localchat_cuda.config.latent import read_latent
 from localchat_cuda.config.mixture import Mixture, read_mixture
 from localchat_cuda.config.model import HYBRID_FORMS, Activation, FloatType, ModelConfig
-from localchat_cuda.config.quantization import (
-    STORED,
-    Quantization,
-    parse_quantization,
-)
+from localchat_cuda.config.quantization import STORED, Quantization, parse_quantization
 from localchat_cuda.config.recurrent import Recurrent, read_kinds, read_recurrent
 from localchat_cuda.config.rope import read_rotations
 from localchat_cuda.config.tensor_names import is_text

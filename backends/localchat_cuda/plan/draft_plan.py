@@ -13,12 +13,7 @@ from localchat.model_files.safetensors import SafetensorsHeader, read_safetensor
 from localchat_cuda.config import assistant, eagle
 from localchat_cuda.config.assistant import AssistantConfig
 from localchat_cuda.config.eagle import EagleConfig
-from localchat_cuda.config.gguf import (
-    config_of,
-    loaded_header,
-    read_rope_factors,
-    tokenizer_kind,
-)
+from localchat_cuda.config.gguf import config_of, loaded_header, read_rope_factors, tokenizer_kind
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig, runtime_config
 from localchat_cuda.config.reader import parse_config, read_config, read_raw
 

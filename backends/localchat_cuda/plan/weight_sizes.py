@@ -8,12 +8,7 @@ from math import prod
 from localchat.model_files.safetensors import SafetensorsHeader
 from localchat_cuda.config.gemma import GemmaLayers
 from localchat_cuda.config.model import ModelConfig
-from localchat_cuda.config.quantization import (
-    PACKED_GROUPS,
-    Quantization,
-    can_round,
-    padded,
-)
+from localchat_cuda.config.quantization import PACKED_GROUPS, Quantization, can_round, padded
 from localchat_cuda.config.tensor_names import canonical_name, is_in_layers, is_text
 from localchat_cuda.weights.layer_shapes import linear_shapes, norm_widths
 

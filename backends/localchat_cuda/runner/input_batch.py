@@ -20,11 +20,7 @@ from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.kernels.attention.reference import AttentionBatch
 from localchat_cuda.kernels.delta_net import CHUNK, Tokens
 from localchat_cuda.kernels.launch import power_of_two
-from localchat_cuda.plan.memory_plan import (
-    LARGEST_CAPTURED,
-    LARGEST_DECODE,
-    dequant_pages,
-)
+from localchat_cuda.plan.memory_plan import LARGEST_CAPTURED, LARGEST_DECODE, dequant_pages
 from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.step_buffer import ALIGNED_WORDS, BufferSlice, StepBuffer
 

@@ -56,10 +56,7 @@ from localchat_cuda.runner.input_batch import (
 from localchat_cuda.runner.kv_pages import Pages
 from localchat_cuda.runner.last_states import LastStates
 from localchat_cuda.runner.model import DeviceModel
-from localchat_cuda.runner.sampler import (
-    ReferenceSampler,
-    TritonSampler,
-)
+from localchat_cuda.runner.sampler import ReferenceSampler, TritonSampler
 from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.runner.step_executor import PreparedStep, StepExecutor
 from localchat_cuda.runner.step_output import PendingStep
