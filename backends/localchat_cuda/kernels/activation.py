@@ -24,7 +24,6 @@ from localchat_cuda.kernels.launch import (
     wait,
 )
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _BLOCK = 1024
 CLAMPED_SLOPE = tl.constexpr(1.702)
 """Factor inside the sigmoid of a clamped gate."""
@@ -136,10 +135,10 @@ def act_and_mul(
     t, f = out.shape
     parts = gate_up[None] if gate_up.dim() == 2 else gate_up
     columns = 2 * f if up is None and not square else f
-    require("out", out, (t, f), _FLOATS)
-    require("gate_up", parts, (parts.shape[0], t, columns), _FLOATS, out.device)
+    require("out", out, (t, f), out.device)
+    require("gate_up", parts, (parts.shape[0], t, columns), out.device)
     if up is not None:
-        require("up", up, (t, f), _FLOATS, out.device, contiguous=False)
+        require("up", up, (t, f), out.device, contiguous=False)
     if t == 0:
         return
     grid = (t, cdiv(f, _BLOCK))

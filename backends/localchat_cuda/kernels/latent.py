@@ -30,8 +30,6 @@ import triton.language as tl
 from localchat_cuda.kernels.launch import KernelLaunch, power_of_two, release, require, traits, wait
 from localchat_cuda.kernels.rope import heads_of, partial_sum, require_pages
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
 
 def store_reference(
     q: torch.Tensor,
@@ -200,15 +198,15 @@ def store(
     With PDL all but q and latents is read before the kernel waits for its predecessor, as in rope_store.
     """
     (t, h, n), (d, tail), device = plain.shape, _widths(gain, table), q.device
-    require("q", q, (None, t, None), _FLOATS, device)
-    require("latents", latents, (None, t, None), _FLOATS, device)
-    require("gain", gain, (d,), _FLOATS, device)
-    require("table", table, (None, tail), (torch.float32,), device)
+    require("q", q, (None, t, None), device)
+    require("latents", latents, (None, t, None), device)
+    require("gain", gain, (d,), device)
+    require("table", table, (None, tail), device, torch.float32)
     for name, tensor in (("positions", positions), ("slots", slots)):
-        require(name, tensor, (t,), (torch.int32,), device)
-    require("tables", tables, (None, None), (torch.int32,), device)
-    require("plain", plain, (t, h, n), _FLOATS, device)
-    require("queries", queries, (t, h, d + tail), _FLOATS, device)
+        require(name, tensor, (t,), device, torch.int32)
+    require("tables", tables, (None, None), device, torch.int32)
+    require("plain", plain, (t, h, n), device)
+    require("queries", queries, (t, h, d + tail), device)
     require_pages("pages", pages, d + tail, device)
     if q.shape[2] < h * (n + tail):
         raise ValueError(f"q: {h * (n + tail)} columns or more wanted, {q.shape[2]} given")
@@ -244,9 +242,9 @@ def norm(y: torch.Tensor, gain: torch.Tensor, out: torch.Tensor, eps: float) -> 
     `out` is [T, Q], and `gain` is [Q].
     """
     (s, t, columns), q, device = y.shape, len(gain), y.device
-    require("y", y, (s, t, columns), _FLOATS, device)
-    require("gain", gain, (q,), _FLOATS, device)
-    require("out", out, (t, q), _FLOATS, device)
+    require("y", y, (s, t, columns), device)
+    require("gain", gain, (q,), device)
+    require("out", out, (t, q), device)
     KernelLaunch(_norm_kernel, (t,), traits(device), warps=4, rows=t).run(
         y, gain, out, eps, t, q, columns, s
     )

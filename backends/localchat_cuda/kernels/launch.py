@@ -307,6 +307,7 @@ def _is_hopper(kernel: object) -> bool:
 
 
 _trusted: list[bool] = []
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def trust_callers() -> None:
@@ -321,14 +322,13 @@ def require(
     name: str,
     tensor: torch.Tensor,
     shape: tuple[int | None, ...],
-    dtypes: tuple[torch.dtype, ...],
-    device: torch.device | None = None,
-    *,
+    device: torch.device,
+    *dtypes: torch.dtype,
     contiguous: bool = True,
 ) -> None:
     """Raise ValueError that names the argument unless the kernel can read the tensor.
 
-    `shape`: None stands for any extent. `device`: the required device, None for any.
+    `shape`: None stands for any extent. `dtypes`: possible ones; without any, those of floating numbers.
     `contiguous`: False requires only that the last dimension is dense.
     """
     if _trusted:
@@ -343,9 +343,10 @@ def require(
         raise ValueError(
             f"{name}: shape {expected_text} wanted, {'x'.join(map(str, actual))} given"
         )
+    dtypes = dtypes or _FLOATS
     if tensor.dtype not in dtypes:
         raise ValueError(f"{name}: {' or '.join(map(str, dtypes))} wanted, {tensor.dtype} given")
-    if device is not None and tensor.device != device:
+    if tensor.device != device:
         raise ValueError(f"{name}: on {device} wanted, on {tensor.device} given")
     dense = tensor.is_contiguous() if contiguous else (tensor.dim() == 0 or tensor.stride(-1) == 1)
     if not dense:

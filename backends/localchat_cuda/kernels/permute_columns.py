@@ -17,7 +17,6 @@ import triton.language as tl
 
 from localchat_cuda.kernels.launch import cdiv, launch_kernel, require
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _ROWS = 8
 _BLOCK = 512
 
@@ -41,8 +40,8 @@ def _gather_kernel(x, order, out, T, K: tl.constexpr, ROWS: tl.constexpr, BLOCK:
 def gather(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Return the rows of `x` with their columns in `order`; shapes in the module docstring."""
     t, k = x.shape
-    require("x", x, (t, k), _FLOATS)
-    require("order", order, (k,), (torch.int32,), x.device)
+    require("x", x, (t, k), x.device)
+    require("order", order, (k,), x.device, torch.int32)
     out = torch.empty_like(x)
     if t:
         grid = (cdiv(t, _ROWS), cdiv(k, _BLOCK))

@@ -23,8 +23,6 @@ from localchat_cuda.kernels.launch import (
     wait,
 )
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
 
 def reference(
     qkv: torch.Tensor,
@@ -91,10 +89,10 @@ def normalize(
     device = qkv.device
     columns = queries + 2 * keys
     splits, t = qkv.shape[:2]
-    require("qkv", qkv, (splits, t, columns), _FLOATS, device)
-    require("q_norm", q_norm, (queries,), _FLOATS, device)
-    require("k_norm", k_norm, (keys,), (q_norm.dtype,), device)
-    require("out", out, (t, columns), (torch.float32,), device)
+    require("qkv", qkv, (splits, t, columns), device)
+    require("q_norm", q_norm, (queries,), device)
+    require("k_norm", k_norm, (keys,), device, q_norm.dtype)
+    require("out", out, (t, columns), device, torch.float32)
     if t == 0:
         return
     gpu = traits(device)

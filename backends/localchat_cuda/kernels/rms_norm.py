@@ -29,8 +29,6 @@ from localchat_cuda.kernels.launch import (
     wait,
 )
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
 
 def reference(
     y: torch.Tensor | None,
@@ -131,23 +129,23 @@ def add_norm(
     """
     t, h = residual.shape
     device = residual.device
-    require("residual", residual, (t, h), (torch.float32,), device)
-    require("out", out, (t, h), _FLOATS, device)
+    require("residual", residual, (t, h), device, torch.float32)
+    require("out", out, (t, h), device)
     if y is not None:
-        require("y", y, (y.shape[0], t, h), _FLOATS, device)
+        require("y", y, (y.shape[0], t, h), device)
     columns = 0 if packed is None else packed.x.shape[1]
     if packed is not None:
-        require("packed", packed.x, (t, None), (torch.float16,), device)
+        require("packed", packed.x, (t, None), device, torch.float16)
         if not h <= columns <= power_of_two(h):
             raise ValueError(f"packed: {h} to {power_of_two(h)} columns wanted, {columns} given")
     if weight is not None:
-        require("weight", weight, (h,), _FLOATS, device)
+        require("weight", weight, (h,), device)
     if bias is not None:
-        require("bias", bias, (h,), _FLOATS, device)
+        require("bias", bias, (h,), device)
         if y is None or post is not None:
             raise ValueError("bias: one without y or with post")
     if post is not None:
-        require("post", post, (h,), _FLOATS, device)
+        require("post", post, (h,), device)
     if t == 0:
         return
     gpu = traits(device)

@@ -43,8 +43,6 @@ from localchat_cuda.kernels.launch import (
     wait,
 )
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
 
 @triton.jit(do_not_specialize=["T"])
 def _sums_kernel(
@@ -163,14 +161,14 @@ def prepare(
     device = residual.device
     if h % BLOCK_K:
         raise ValueError(f"residual: columns in {BLOCK_K}s wanted, {h} given")
-    require("residual", residual, (t, h), (torch.float32,), device)
-    require("y", y, (y.shape[0], t, h), _FLOATS, device)
-    require("post", post, (h,), _FLOATS, device)
-    require("weight", weight, (h,), _FLOATS, device)
-    require("squares", squares, (t, h // BLOCK_K), (torch.float32,), device)
+    require("residual", residual, (t, h), device, torch.float32)
+    require("y", y, (y.shape[0], t, h), device)
+    require("post", post, (h,), device)
+    require("weight", weight, (h,), device)
+    require("squares", squares, (t, h // BLOCK_K), device, torch.float32)
     check_rows(rows, t, h, device)
     if order is not None:
-        require("order", order, (h,), (torch.int32,), device)
+        require("order", order, (h,), device, torch.int32)
     gpu = traits(device)
     splits = y.shape[0]
     groups = h // BLOCK_K

@@ -30,7 +30,6 @@ import triton.language as tl
 from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _RUN = 8192
 _ALONE = 32
 """Up to this token count each head has a program of its own."""
@@ -351,23 +350,23 @@ def rope_store(
     page = k.shape[2]
     splits = qkv.shape[0]
     stored = max(0, min(2, (qkv.shape[2] // d - h) // j))
-    require("qkv", qkv, (splits, t, (h + stored * j) * d), FLOATS, device)
-    require("table", table, (None, d), (torch.float32,), device)
-    require("positions", positions, (t,), (torch.int32,), device)
-    require("slots", slots, (t,), (torch.int32,), device)
-    require("tables", tables, (None, None), (torch.int32,), device)
-    require("q", q, (t, h, d), FLOATS, device)
+    require("qkv", qkv, (splits, t, (h + stored * j) * d), device)
+    require("table", table, (None, d), device, torch.float32)
+    require("positions", positions, (t,), device, torch.int32)
+    require("slots", slots, (t,), device, torch.int32)
+    require("tables", tables, (None, None), device, torch.int32)
+    require("q", q, (t, h, d), device)
     if k.stride() != v.stride():
         raise ValueError(f"v: strides of k wanted, {v.stride()} given for {k.stride()}")
     if columns % 2 or not 0 <= columns <= d:
         raise ValueError(f"columns: an even number of 0 to {d} wanted, {columns} given")
     if bias is not None:
-        require("bias", bias, ((h + stored * j) * d,), FLOATS, device)
+        require("bias", bias, ((h + stored * j) * d,), device)
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm, k_norm: both or neither wanted")
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
-            require(name, norm, (d,), FLOATS, device)
+            require(name, norm, (d,), device)
     gpu = traits(device)
     written = h + 2 * j if stored else h
     together = heads_of(t, written)

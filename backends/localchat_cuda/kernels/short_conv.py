@@ -17,8 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.attention.reference import AttentionBatch
-from localchat_cuda.kernels.delta_net.shapes import FLOATS, Tokens, require_batch
+from localchat_cuda.kernels.attention.reference import AttentionBatch, require_batch
+from localchat_cuda.kernels.delta_net.shapes import Tokens
 from localchat_cuda.kernels.launch import cdiv, launch_kernel, require
 
 _ROWS = 16
@@ -158,12 +158,12 @@ def apply(
     t, c = out.shape
     taps = conv.shape[1]
     device = out.device
-    require("out", out, (t, c), FLOATS, device)
-    require("product", product, (None, t, None), FLOATS, device, contiguous=False)
-    require("conv", conv, (c, taps), (out.dtype,), device)
-    require("inputs", inputs, (None, taps - 1, c), (out.dtype,), device)
+    require("out", out, (t, c), device)
+    require("product", product, (None, t, None), device, contiguous=False)
+    require("conv", conv, (c, taps), device, out.dtype)
+    require("inputs", inputs, (None, taps - 1, c), device, out.dtype)
     for name in tokens._fields:
-        require(name, getattr(tokens, name), (t,), (torch.int32,), device)
+        require(name, getattr(tokens, name), (t,), device, torch.int32)
     s = require_batch(batch, device)
     if product.shape[2] < 3 * c:
         raise ValueError(f"product: at least {3 * c} columns wanted, {product.shape[2]} given")

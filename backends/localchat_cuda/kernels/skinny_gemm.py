@@ -50,7 +50,6 @@ _CROWDED_ROWS = 32
 _RUNS_OF_SPLIT = 4
 _MOST_SPLITS = 4
 """Fewest runs of a split, and largest number of splits."""
-_OUT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -166,9 +165,9 @@ def gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     splits = 1 if out.dim() == 2 else out.shape[0]
     if not 1 <= m <= MAX_ROWS:
         raise ValueError(f"x: 1 to {MAX_ROWS} rows wanted, {m} given")
-    require("x", x, (m, k), (torch.float16, torch.bfloat16), device)
-    require("weight", weight, (n, k), (x.dtype,), device)
-    require("out", out[0] if out.dim() > 2 else out, (m, n), _OUT_TYPES, device)
+    require("x", x, (m, k), device, torch.float16, torch.bfloat16)
+    require("weight", weight, (n, k), device, x.dtype)
+    require("out", out[0] if out.dim() > 2 else out, (m, n), device)
     gpu = traits(device)
     if m == 1:
         features = 4

@@ -28,7 +28,6 @@ import triton.language as tl
 
 from localchat_cuda.kernels.attention import kv_fp8
 from localchat_cuda.kernels.attention.reference import (
-    HALF_TYPES,
     AttentionBatch,
     AttentionShape,
     Rules,
@@ -416,9 +415,9 @@ def attend(
     splits = partials.sums.shape[0]
     if not 1 <= widest <= WIDEST:
         raise ValueError(f"widest: 1 to {WIDEST} new tokens wanted, {widest} given")
-    require("partials.sums", partials.sums, (splits, t, h * d), (torch.float32,), q.device)
+    require("partials.sums", partials.sums, (splits, t, h * d), q.device, torch.float32)
     for name, part in (("peaks", partials.peaks), ("masses", partials.masses)):
-        require(f"partials.{name}", part, (splits, t, h), (torch.float32,), q.device)
+        require(f"partials.{name}", part, (splits, t, h), q.device, torch.float32)
     rows = min(LATENT_ROWS if tail else 64, max(16, power_of_two(h // j * widest)))
     blocks = cdiv(h // j * widest, rows)
     programs = batch.starts.shape[0] * j * blocks
@@ -465,7 +464,7 @@ def merge(
     if isinstance(out, torch.Tensor):
         if order is not None:
             raise ValueError("order: only the activations of a W4 product can be written in one")
-        require("out", out, (t, columns), (*HALF_TYPES, torch.float32), device)
+        require("out", out, (t, columns), device)
         target = out
         factors = out
         variant = 3

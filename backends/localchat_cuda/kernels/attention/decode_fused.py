@@ -24,7 +24,7 @@ import triton.language as tl
 from localchat_cuda.kernels.attention.decode import LOG2E, Partials, capped
 from localchat_cuda.kernels.attention.reference import AttentionBatch, Rules
 from localchat_cuda.kernels.launch import KernelLaunch, release, require, tensor_or, traits, wait
-from localchat_cuda.kernels.rope import FLOATS, require_pages
+from localchat_cuda.kernels.rope import require_pages
 
 MOST_SEQUENCES = 4
 _MOST_COLUMNS = 128
@@ -269,9 +269,9 @@ def store_and_attend(
     page = k.shape[2]
     require_pages("k", k, d, device)
     require_pages("v", v, d, device)
-    require("qkv", qkv, (None, t, (h + 2 * j) * d), FLOATS, device, contiguous=False)
-    require("angles", angles, (None, d), (torch.float32,), device)
-    require("starts", batch.starts, (t,), (torch.int32,), device)
+    require("qkv", qkv, (None, t, (h + 2 * j) * d), device, contiguous=False)
+    require("angles", angles, (None, d), device, torch.float32)
+    require("starts", batch.starts, (t,), device, torch.int32)
     if k.stride() != v.stride():
         raise ValueError(f"v: strides of k wanted, {v.stride()} given for {k.stride()}")
     gpu = traits(device)

@@ -217,4 +217,4 @@ def decoder_of(device: torch.device) -> int:
 def require_exponents(exponents: torch.Tensor, pages: torch.Tensor, device: torch.device) -> None:
     """Raise ValueError unless `exponents` fit 8-bit `pages` [pages, J, P, D/2]."""
     count, heads, page, _ = pages.shape
-    require("exponents", exponents, (count, heads, page, 2), (torch.uint8,), device)
+    require("exponents", exponents, (count, heads, page, 2), device, torch.uint8)

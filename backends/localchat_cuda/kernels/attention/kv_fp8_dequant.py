@@ -99,8 +99,8 @@ def dequantize(
     device = plain.pool.device
     require_pages("k", k, d, device, exponents)
     require_pages("v", v, d, device, exponents)
-    require("sources", sources, (pages, 2), (torch.int32,), device)
-    require("tables", tables, tuple(plain.table.shape), (torch.int32,), device)
+    require("sources", sources, (pages, 2), device, torch.int32)
+    require("tables", tables, tuple(plain.table.shape), device, torch.int32)
     if k.shape[1:3] != (j, page_tokens) or k.shape != v.shape or k.stride() != v.stride():
         raise ValueError(
             f"k, v: pages of {j} heads and {page_tokens} tokens wanted, {k.shape} given"

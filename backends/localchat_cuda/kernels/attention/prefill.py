@@ -294,8 +294,8 @@ def attend(
     t, h, width = q.shape
     tail = tail_of(k, v)
     d = width - tail
-    require("out", out, (t, h, d), (q.dtype,), q.device)
-    require("tiles", tiles, (None, 2), (torch.int32,), q.device)
+    require("out", out, (t, h, d), q.device, q.dtype)
+    require("tiles", tiles, (None, 2), q.device, torch.int32)
     if tiles.shape[0] == 0:
         return
     rules = rules or Rules()

@@ -24,7 +24,6 @@ HEAD_DIMENSIONS = (64, 96, 128, 256, 512)
 LATENT_DIMENSIONS = (128, 256, 512)
 LATENT_TAILS = (16, 32, 64)
 """Sizes D and E."""
-HALF_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class AttentionBatch(NamedTuple):
@@ -92,7 +91,7 @@ def check(
     """Raise ValueError with the name of an argument that the kernels cannot read."""
     t, h, d = q.shape
     device = q.device
-    require("q", q, (t, h, d), HALF_TYPES, device)
+    require("q", q, (t, h, d), device)
     tail = tail_of(k, v)
     if not tail and d not in HEAD_DIMENSIONS:
         raise ValueError(f"q: head dimension {d} is none of {HEAD_DIMENSIONS}")
@@ -105,10 +104,16 @@ def check(
         raise ValueError(
             f"k, v: equal shapes dividing {h} heads wanted, {k.shape}, {v.shape} given"
         )
+    require_batch(batch, device)
+    require("tables", batch.tables, (None, None), device, torch.int32)
+
+
+def require_batch(batch: AttentionBatch, device: torch.device) -> int:
+    """Raise ValueError unless the arrays of a batch are as long; returns S."""
     s = batch.starts.shape[0]
     for name in ("starts", "counts", "lengths", "slots"):
-        require(name, getattr(batch, name), (s,), (torch.int32,), device)
-    require("tables", batch.tables, (None, None), (torch.int32,), device)
+        require(name, getattr(batch, name), (s,), device, torch.int32)
+    return s
 
 
 def _check_latents(
@@ -127,7 +132,7 @@ def _check_latents(
 def check_sinks(sinks: torch.Tensor | None, h: int, device: torch.device) -> None:
     """Raise ValueError unless the kernels can read sinks for this number of heads."""
     if sinks is not None:
-        require("sinks", sinks, (h,), HALF_TYPES, device)
+        require("sinks", sinks, (h,), device)
 
 
 def reference(

@@ -220,7 +220,7 @@ def apply(
     """Update the states and fill the rows of `out` [T, H, V], like recurrent.reference."""
     s, h, k, v = require_rule(prepared, projection, states, part.batch, out, skip)
     device = out.device
-    require("chunks", part.chunks, (None, 2), (torch.int32,), device)
+    require("chunks", part.chunks, (None, 2), device, torch.int32)
     if not takes(states):
         raise ValueError(
             f"matrices: keys and values of {LEAST_COLUMNS} columns wanted, {k} and {v} given"

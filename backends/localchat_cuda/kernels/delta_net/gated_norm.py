@@ -16,7 +16,6 @@ import triton.language as tl
 
 from localchat_cuda.kernels.activation import to_half
 from localchat_cuda.kernels.delta_net.prepare import sigmoid
-from localchat_cuda.kernels.delta_net.shapes import FLOATS
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
     cdiv,
@@ -124,11 +123,11 @@ def gate(
     """Fill `out`; shapes in the module docstring. `groups`: gate before the norm, which has a weight."""
     t, h, v = x.shape
     device = x.device
-    require("x", x, (t, h, v), FLOATS, device)
-    require("z", z, (None, t, h * v), FLOATS, device, contiguous=False)
-    require("out", out, (t, h * v), FLOATS, device)
+    require("x", x, (t, h, v), device)
+    require("z", z, (None, t, h * v), device, contiguous=False)
+    require("out", out, (t, h * v), device)
     if weight is not None:
-        require("weight", weight, (h * v if groups else v,), FLOATS, device)
+        require("weight", weight, (h * v if groups else v,), device)
     if t == 0:
         return
     width = power_of_two(v)

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.delta_net.shapes import (
-    FLOATS,
     TAPS,
     DeltaNetWeights,
     DeltaShape,
@@ -208,16 +207,16 @@ def prepare(
     h, _, _ = require_states(states, out.x)
     delta = weights.skip is None
     require_projection(projection, t, c, 2 * h if delta else h, device)
-    require("conv", weights.conv, (c, TAPS), (dtype,), device)
+    require("conv", weights.conv, (c, TAPS), device, dtype)
     if weights.bias is not None:
-        require("bias", weights.bias, (c,), (dtype,), device)
+        require("bias", weights.bias, (c,), device, dtype)
     for name in ("decay", "dt_bias"):
-        require(name, getattr(weights, name), (h,), (torch.float32,), device)
+        require(name, getattr(weights, name), (h,), device, torch.float32)
     for name in tokens._fields:
-        require(name, getattr(tokens, name), (t,), (torch.int32,), device)
-    require("x", out.x, (t, c), FLOATS, device)
-    require("out.decay", out.decay, (t, h), (torch.float32,), device)
-    require("out.beta", out.beta, (t, h), (torch.float32,), device)
+        require(name, getattr(tokens, name), (t,), device, torch.int32)
+    require("x", out.x, (t, c), device)
+    require("out.decay", out.decay, (t, h), device, torch.float32)
+    require("out.beta", out.beta, (t, h), device, torch.float32)
     qkvz, ba = projection
     together = 1 if t <= _ALONE else _TOGETHER
     shape = DeltaShape.of(states, qkvz.shape[0], delta=delta)

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from localchat_cuda.kernels.attention.reference import AttentionBatch
+from localchat_cuda.kernels.attention.reference import AttentionBatch, require_batch
 from localchat_cuda.kernels.launch import require
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 TAPS = 4
 """Tokens that the convolution sees, its own among them."""
 CHUNK = 64
@@ -143,9 +142,9 @@ class ChunkedPart(NamedTuple):
 def require_states(states: LayerStates, x: torch.Tensor) -> tuple[int, int, int]:
     """Return H, K and V of the states. Raises ValueError unless their layers have channels x [T, C]."""
     matrices, inputs = states
-    require("matrices", matrices, (None, None, None, None), (torch.float32,), x.device)
+    require("matrices", matrices, (None, None, None, None), x.device, torch.float32)
     e, h, k, v = matrices.shape
-    require("inputs", inputs, (e, TAPS - 1, x.shape[1]), (x.dtype,), x.device)
+    require("inputs", inputs, (e, TAPS - 1, x.shape[1]), x.device, x.dtype)
     if (x.shape[1] - h * v) % (2 * k) or h % max(1, states.key_heads):
         raise ValueError(f"inputs: {x.shape[1]} channels are none of {h} heads of {k} and {v}")
     return h, k, v
@@ -157,19 +156,11 @@ def require_projection(
     """Raise ValueError unless the products have `columns` columns and `gates` columns of gates."""
     for name, min_columns in (("qkvz", columns), ("ba", gates)):
         weight = getattr(projection, name)
-        require(name, weight, (None, t, None), FLOATS, device, contiguous=False)
+        require(name, weight, (None, t, None), device, contiguous=False)
         if weight.shape[2] < min_columns:
             raise ValueError(
                 f"{name}: at least {min_columns} columns wanted, {weight.shape[2]} given"
             )
-
-
-def require_batch(batch: AttentionBatch, device: torch.device) -> int:
-    """Raise ValueError unless the arrays of a batch are as long; returns S."""
-    s = batch.starts.shape[0]
-    for name in ("starts", "counts", "lengths", "slots"):
-        require(name, getattr(batch, name), (s,), (torch.int32,), device)
-    return s
 
 
 def require_rule(
@@ -184,11 +175,11 @@ def require_rule(
     t, c = prepared.x.shape
     device = out.device
     h, k, v = require_states(states, prepared.x)
-    require("x", prepared.x, (t, None), FLOATS, device)
-    require("decay", prepared.decay, (t, h), (torch.float32,), device)
-    require("beta", prepared.beta, (t, h), (torch.float32,), device)
+    require("x", prepared.x, (t, None), device)
+    require("decay", prepared.decay, (t, h), device, torch.float32)
+    require("beta", prepared.beta, (t, h), device, torch.float32)
     require_projection(projection, t, c, 0, device)
-    require("out", out, (t, h, v), FLOATS, device)
+    require("out", out, (t, h, v), device)
     if skip is not None:
-        require("skip", skip, (h,), (torch.float32,), device)
+        require("skip", skip, (h,), device, torch.float32)
     return require_batch(batch, device), h, k, v

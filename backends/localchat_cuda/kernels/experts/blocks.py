@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.experts.choice import FEW_ROWS, Choices, FewRows
+from localchat_cuda.kernels.experts.choice import FEW_ROWS, HALVES, Choices, FewRows
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4
 from localchat_cuda.kernels.launch import (
     KernelLaunch,
@@ -29,8 +29,6 @@ from localchat_cuda.kernels.launch import (
     wait,
 )
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_HALVES = (torch.float16, torch.bfloat16)
 _CHUNKS = 1024, 4096
 """Pairs that a program looks at together, in small and in large blocks."""
 _LARGE_BLOCK = 64
@@ -145,7 +143,7 @@ def sort(ids: torch.Tensor, experts: int, rows: int) -> Blocks:
     """Sort the pairs of ids [T, C] by expert into blocks of `rows`."""
     pairs = ids.numel()
     device = ids.device
-    require("ids", ids, (None, None), (torch.int32,), device)
+    require("ids", ids, (None, None), device, torch.int32)
     count = most_blocks(pairs, experts, rows)
     slots = torch.empty(count * rows, dtype=torch.int32, device=device)
     owners = torch.empty(count, dtype=torch.int32, device=device)
@@ -204,12 +202,10 @@ def constants(
     out: torch.Tensor,
     rows: int,
     tile: Any,  # noqa: ANN401 (each kernel has a type of its own)
-    outs: tuple[torch.dtype, ...] = (torch.float32,),
 ) -> PairConstants:
     """Check the arguments of a product, and return its constants.
 
-    `out` [P, F] is of gate and up, [C, T, H] of down and in one of the types `outs`; `rows`: M. Unsorted
-    choices may be of few rows alone.
+    `out` [P, F] is of gate and up, [C, T, H] of down; `rows`: M. Unsorted choices may be of few rows alone.
     """
     weight, bias, limit, gelu, square, into = product
     splits = 0
@@ -229,23 +225,23 @@ def constants(
         k = weight.features_in
         group = weight.group
         e2m1 = weight.e2m1
-        require("x", x, (pairs, k), (torch.float16,), device)
+        require("x", x, (pairs, k), device, torch.float16)
     else:
         stored, k = weight.shape
         group = 0
         e2m1 = False
-        require("x", x, (pairs, k), _HALVES, device)
-        require("weight", weight, (stored, k), (x.dtype,), device)
-    require("ids", choices.ids, (t, c), (torch.int32,), device)
-    require("weights", choices.weights, (t, c), (torch.float32,), device)
+        require("x", x, (pairs, k), device, *HALVES)
+        require("weight", weight, (stored, k), device, x.dtype)
+    require("ids", choices.ids, (t, c), device, torch.int32)
+    require("weights", choices.weights, (t, c), device, torch.float32)
     if blocks is None and not 1 <= t <= FEW_ROWS:
         raise ValueError(f"ids: 1 to {FEW_ROWS} rows wanted without blocks, {t} given")
     if bias is not None:
-        require("bias", bias, (stored,), _FLOATS, device)
+        require("bias", bias, (stored,), device)
     if gated:
-        require("out", out, (t * c, None), (x.dtype,), device)
+        require("out", out, (t * c, None), device, x.dtype)
     else:
-        require("out", out, (c, t, None), outs, device)
+        require("out", out, (c, t, None), device)
     features = out.shape[-1]
     n = features
     if gated and not square:

@@ -57,8 +57,7 @@ FEW_ROWS = 8
 _SPLITS = 4
 _RUN = 128
 _FEW_SPLITS = 32
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 class Router(NamedTuple):
@@ -401,8 +400,8 @@ def route(x: torch.Tensor, router: Router) -> Choices:
     """Choose the experts of rows x [T, K]."""
     (t, k), device = x.shape, x.device
     _check(router)
-    require("x", x, (t, k), _HALVES, device)
-    require("router", router.weight, (None, k), (x.dtype,), device)
+    require("x", x, (t, k), device, *HALVES)
+    require("router", router.weight, (None, k), device, x.dtype)
     r = router.weight.shape[0]
     tile = 16 if t <= 64 else 64
     logits = torch.empty(_SPLITS, t, r, device=device)
@@ -433,12 +432,12 @@ def add_few(
     _check(router)
     if not 1 <= t <= FEW_ROWS:
         raise ValueError(f"residual: 1 to {FEW_ROWS} rows wanted, {t} given")
-    require("residual", residual, (t, k), (torch.float32,), device)
-    require("y", y, (None, t, k), _FLOATS, device)
-    require("gain", gain, (k,), _FLOATS, device)
-    require("router", weight, (None, k), _HALVES, device)
+    require("residual", residual, (t, k), device, torch.float32)
+    require("y", y, (None, t, k), device)
+    require("gain", gain, (k,), device)
+    require("router", weight, (None, k), device, *HALVES)
     if y_bias is not None:
-        require("y_bias", y_bias, (k,), _FLOATS, device)
+        require("y_bias", y_bias, (k,), device)
     r = weight.shape[0]
     splits = _few_splits(k)
     columns = k if reader is None else reader.features_in
@@ -487,7 +486,7 @@ def _few_splits(k: int) -> int:
 
 def _check(router: Router) -> None:
     if router.bias is not None:
-        require("router.bias", router.bias, (len(router.weight),), _FLOATS)
+        require("router.bias", router.bias, (len(router.weight),), router.weight.device)
     if not router.chosen <= router.experts or len(router.weight) > MAX_ROWS:
         raise ValueError(
             f"router: at most {MAX_ROWS} rows wanted, {router.chosen} of {len(router.weight)} given"

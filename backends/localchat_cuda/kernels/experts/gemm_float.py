@@ -148,9 +148,8 @@ def multiply(
     values, squares, eps = few_arguments(x, out)
     rows = 16 if blocks is None else blocks.rows
     tile = tile_for(values.shape[1], gated=out.dim() == 2)
-    outs = (torch.float32, values.dtype)
     gpu = traits(out.device)
-    shape = constants(gpu, x, product, choices, blocks, out, rows, tile, outs)
+    shape = constants(gpu, x, product, choices, blocks, out, rows, tile)
     t, c = choices.ids.shape
     grid = (cdiv(shape.F, tile.features), grid_blocks(choices, blocks))
     sorted_pairs = (choices.ids, choices.ids) if blocks is None else (blocks.slots, blocks.owners)

@@ -26,8 +26,6 @@ from localchat_cuda.kernels.int4.gemm_tiled import landed, load_words, scaled_bl
 from localchat_cuda.kernels.int4.pack import W4
 from localchat_cuda.kernels.launch import KernelLaunch, release, tensor_or, traits, wait
 
-_OUTS = (torch.float32, torch.float16, torch.bfloat16)
-
 
 class ManyTile(NamedTuple):
     """Launch configuration."""
@@ -147,7 +145,7 @@ def multiply(
     assert isinstance(weight, W4)
     tile = tile_for(blocks.rows, out.shape[-1], gated=out.dim() == 2)
     gpu = traits(out.device)
-    many = constants(gpu, x, product, choices, blocks, out, blocks.rows, tile, _OUTS)
+    many = constants(gpu, x, product, choices, blocks, out, blocks.rows, tile)
     own = 16 * tile.warps * tile.blocks // (1 + many.GATED)
     if many.F % own:
         raise ValueError(f"out: features in {own}s wanted, {many.F} given")

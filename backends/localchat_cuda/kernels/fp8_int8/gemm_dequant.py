@@ -52,8 +52,7 @@ def _dequantize_kernel(
 def dequantize(weight: W8, out: torch.Tensor, *, decoder: int) -> None:
     """Write the weight into `out` [N, K], which is fp16, bf16 or, in the interpreter, fp32."""
     n, k = weight.codes.shape
-    floats = (torch.float16, torch.bfloat16, torch.float32)
-    require("out", out, (n, k), floats, weight.codes.device)
+    require("out", out, (n, k), weight.codes.device)
     launch_kernel(
         _dequantize_kernel,
         (cdiv(n, _ROWS), cdiv(k, _COLUMNS)),

@@ -18,7 +18,6 @@ import torch
 import triton
 import triton.language as tl
 
-from localchat_cuda.kernels.fp8_int8.gemm_small import FLOATS
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, W8
 from localchat_cuda.kernels.launch import cdiv, launch_kernel, require
 
@@ -98,7 +97,7 @@ def _groups_kernel(
 def round_rows(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Round x to e4m3 [M, K] with scales [M, 1], with `blocks` [M, G]."""
     m, k = x.shape
-    require("x", x, (m, k), FLOATS)
+    require("x", x, (m, k), x.device)
     scales = torch.empty(m, k // BLOCK if blocks else 1, device=x.device)
     if blocks:
         return _round_groups(x, scales), scales
@@ -112,7 +111,7 @@ def round_padded(x: torch.Tensor, multiple: int) -> tuple[torch.Tensor, torch.Te
 
     R is M padded with zeros to a multiple. Scales of one column are contiguous."""
     m, k = x.shape
-    require("x", x, (m, k), FLOATS)
+    require("x", x, (m, k), x.device)
     rows = -(-m // multiple) * multiple
     scales = torch.empty(k // BLOCK, rows, device=x.device).t()
     return _round_groups(x, scales), scales
@@ -177,7 +176,7 @@ def gemm(x: torch.Tensor, weight: W8) -> torch.Tensor:
     m, (n, k) = x.shape[0], weight.codes.shape
     if not supports(weight):
         raise ValueError(f"weight: e4m3 with both extents in 16s wanted, {n}x{k} given")
-    require("weight.codes", weight.raw, (n, k), (torch.uint8,), x.device)
+    require("weight.codes", weight.raw, (n, k), x.device, torch.uint8)
     codes, factors = round_rows(x, blocks=weight.blocks)
     if not weight.blocks:
         return torch._scaled_mm(

@@ -40,7 +40,6 @@ from localchat_cuda.kernels.launch import (
 )
 
 MAX_ROWS = 32
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def reference(x: torch.Tensor, weight: W8) -> torch.Tensor:
@@ -253,10 +252,10 @@ def check(x: torch.Tensor, weight: W8, out: torch.Tensor, splits: int, *, max_ro
         scale_dtype = torch.uint8
     if weight.mx and x.dtype == torch.float16:
         raise ValueError("x: bf16 wanted with MXFP8, fp16 given")
-    require("x", x, (m, k), FLOATS, device)
-    require("weight.codes", weight.raw, (n, k), (torch.uint8,), device)
-    require("weight.scales", weight.scales, scale_shape, (scale_dtype,), device)
-    require("out", out, (splits, m, n), (torch.float32,), device)
+    require("x", x, (m, k), device)
+    require("weight.codes", weight.raw, (n, k), device, torch.uint8)
+    require("weight.scales", weight.scales, scale_shape, device, scale_dtype)
+    require("out", out, (splits, m, n), device, torch.float32)
 
 
 def gemm(

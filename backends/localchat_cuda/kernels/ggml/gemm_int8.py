@@ -546,7 +546,7 @@ def gemm(
             f"{m} in groups of {rows.group} of {k} given"
         )
     check_rows(rows, m, k, device)
-    require("out", out, (config.splits, m, None), (torch.float32,), device)
+    require("out", out, (config.splits, m, None), device, torch.float32)
     if not 0 <= column <= out.shape[2] - n:
         raise ValueError(f"column: {n} columns from {column} of {out.shape[2]} wanted")
     squares, eps = norm_arguments(norm, m, k, out)

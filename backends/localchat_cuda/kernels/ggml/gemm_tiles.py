@@ -47,7 +47,6 @@ from localchat_cuda.kernels.launch import (
     wait,
 )
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _DEQUANTIZED_TILES = 4
 
 
@@ -328,9 +327,9 @@ def gemm(
     n = weight.features_out
     k = weight.features_in
     device = weight.low.device
-    require("x", x, (None, k), FLOATS, device)
+    require("x", x, (None, k), device)
     shape = config.shape
-    require("out", out, (shape.splits, m, None), (torch.float32,), device)
+    require("out", out, (shape.splits, m, None), device, torch.float32)
     if not 0 <= column <= out.shape[2] - n:
         raise ValueError(f"column: {n} columns from {column} of {out.shape[2]} wanted")
     gpu = traits(device)
@@ -348,7 +347,7 @@ def dequantize(weight: GgmlTensor, out: torch.Tensor) -> None:
     """Write the weight [N, K] into `out` fp16, bf16 or fp32, rounded once."""
     n = weight.features_out
     k = weight.features_in
-    require("out", out, (n, k), FLOATS, weight.low.device)
+    require("out", out, (n, k), weight.low.device)
     launch_kernel(
         _dequantize_kernel,
         (cdiv(n, ROWS * _DEQUANTIZED_TILES), -(-k // 128)),

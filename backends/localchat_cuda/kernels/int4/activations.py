@@ -363,16 +363,16 @@ def room_of(rows: Rows | FloatRows) -> int:
 def check_rows(rows: Rows | FloatRows, m: int, k: int, device: torch.device) -> None:
     """Raise ValueError unless `rows` holds exactly m rows of k columns."""
     if isinstance(rows, FloatRows):
-        require("rows.x", rows.x, (m, k), (torch.float32,), device)
+        require("rows.x", rows.x, (m, k), device, torch.float32)
     elif isinstance(rows, Int8Rows):
-        require("rows.x", rows.x, (2 * m, k), (torch.int8,), device)
+        require("rows.x", rows.x, (2 * m, k), device, torch.int8)
         room = k // BLOCK_K, lanes(m), factors_of(rows.group)
-        require("rows.factors", rows.factors, room, (torch.float32,), device)
+        require("rows.factors", rows.factors, room, device, torch.float32)
     else:
-        require("rows.x", rows.x, (m, k), (torch.float16,), device)
+        require("rows.x", rows.x, (m, k), device, torch.float16)
         none = rows.order == "slots" and not rows.factors.shape[2]
         room = 2 if rows.group == BLOCK_K else 1, k // rows.group, 0 if none else padded(m)
-        require("rows.factors", rows.factors, room, (torch.float32,), device)
+        require("rows.factors", rows.factors, room, device, torch.float32)
 
 
 def check_slot_rows(rows: HalfRows, weight: W4) -> None:
@@ -382,7 +382,7 @@ def check_slot_rows(rows: HalfRows, weight: W4) -> None:
         raise ValueError(f"rows: at least 1 in slot order wanted, {m} in {rows.order}")
     if rows.group != weight.group:
         raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
-    require("rows.x", rows.x, (m, weight.features_in), (torch.float16,), weight.codes.device)
+    require("rows.x", rows.x, (m, weight.features_in), weight.codes.device, torch.float16)
 
 
 def check_result(
@@ -396,13 +396,13 @@ def check_result(
     n = weight.features_out
     device = weight.codes.device
     if isinstance(out, torch.Tensor):
-        require("out", out, (splits, m, n), (torch.float32,), device)
+        require("out", out, (splits, m, n), device, torch.float32)
         return out, BLOCK_K
     if out.x.data_ptr() == rows.x.data_ptr() != 0:
         raise ValueError("out: memory of its own wanted, other programs still read these rows")
     if out.order != "slots":
         raise ValueError(f"out: slot order wanted, {out.order} given")
-    require("out.x", out.x, (m, n // 2), (torch.float16,), device)
+    require("out.x", out.x, (m, n // 2), device, torch.float16)
     return out.x, out.group
 
 
@@ -431,7 +431,6 @@ def prepare(
     products of all ranks, which call this together (kernels/all_reduce.py).
     """
     device = source.device
-    floats = (torch.float32, torch.float16, torch.bfloat16)
     k = rows.x.shape[1]
     if k % BLOCK_K:
         raise ValueError(f"rows.x: columns in {BLOCK_K}s wanted, {k} given")
@@ -441,22 +440,22 @@ def prepare(
         m = ids.shape[0]
         n = k
         splits = 1
-        require("ids", ids, (m,), (torch.int32, torch.int64), device)
-        require("source", source, (None, k), floats, device)
+        require("ids", ids, (m,), device, torch.int32, torch.int64)
+        require("source", source, (None, k), device)
     else:
         splits, m, n = source.shape
-        require("source", source, (splits, m, n), floats, device)
+        require("source", source, (splits, m, n), device)
         if n < (2 * k if mode == "act_and_mul" else k):
             raise ValueError(f"source: {n} columns are too few for mode {mode} with {k}")
     check_rows(rows, m, k, device)
     if mode in ("embed", "norm"):
         if residual is None or weight is None or squares is None:
             raise ValueError(f"residual, weight, squares: wanted by mode {mode}")
-        require("residual", residual, (m, k), (torch.float32,), device)
-        require("weight", weight, (k,), floats, device)
-        require("squares", squares, (m, k // BLOCK_K), (torch.float32,), device)
+        require("residual", residual, (m, k), device, torch.float32)
+        require("weight", weight, (k,), device)
+        require("squares", squares, (m, k // BLOCK_K), device, torch.float32)
     if order is not None:
-        require("order", order, (k,), (torch.int32,), device)
+        require("order", order, (k,), device, torch.int32)
         if mode == "norm" and m >= TWICE:
             flat = FloatRows.empty(m, k, device)
             prepare(

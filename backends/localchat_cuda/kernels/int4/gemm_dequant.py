@@ -103,7 +103,7 @@ def dequantize(weight: W4, out: torch.Tensor) -> None:
     n = weight.features_out
     k = weight.features_in
     device = weight.codes.device
-    require("out", out, (n, k), (torch.float16, torch.bfloat16), device)
+    require("out", out, (n, k), device, torch.float16, torch.bfloat16)
     groups = k // BLOCK_K
     blocks = 4
     launch_kernel(
@@ -125,8 +125,8 @@ def gemm(x: torch.Tensor, weight: W4, out: torch.Tensor) -> None:
     n = weight.features_out
     k = weight.features_in
     device = weight.codes.device
-    require("x", x, (None, k), (torch.float16, torch.bfloat16), device)
-    require("out", out, (x.shape[0], n), (x.dtype, torch.float32), device)
+    require("x", x, (None, k), device, torch.float16, torch.bfloat16)
+    require("out", out, (x.shape[0], n), device, x.dtype, torch.float32)
     unpacked = torch.empty(n, k, dtype=x.dtype, device=device)
     dequantize(weight, unpacked)
     multiply(x, unpacked, out)

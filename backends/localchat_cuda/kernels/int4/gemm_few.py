@@ -184,7 +184,7 @@ def gemm(
     if rows.group != weight.group:
         raise ValueError(f"rows: of groups of {weight.group} wanted, {rows.group} given")
     check_rows(rows, m, k, device)
-    require("out", out, (shape.splits, m, n), (torch.float32,), device)
+    require("out", out, (shape.splits, m, n), device, torch.float32)
     squares, eps = norm_arguments(norm, m, k, out)
     shape.check(n, k)
     gpu = traits(device)

@@ -32,7 +32,7 @@ def norm_arguments(
     """Return squares and eps for the kernel of a gemm. Without a norm, no kernel reads `unused`."""
     if norm is None:
         return unused, 0.0
-    require("squares", norm.squares, (m, k // BLOCK_K), (torch.float32,), unused.device)
+    require("squares", norm.squares, (m, k // BLOCK_K), unused.device, torch.float32)
     return norm
 
 

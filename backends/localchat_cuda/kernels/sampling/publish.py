@@ -42,10 +42,10 @@ def publish(
     """Write the tokens and the first two rows of the results. Shapes are in the module docstring."""
     count = targets.shape[0]
     device = results.device
-    require("results", results, (3, None), (torch.int32,), device)
-    require("targets", targets, (count,), (torch.int64,), device)
-    require("table", table, (None,), (torch.int32,), device)
-    require("address", address, (1,), (torch.int64,), device)
+    require("results", results, (3, None), device, torch.int32)
+    require("targets", targets, (count,), device, torch.int64)
+    require("table", table, (None,), device, torch.int32)
+    require("address", address, (1,), device, torch.int64)
     KernelLaunch(_publish_kernel, (cdiv(count, _BLOCK),), traits(device), warps=1).run(
         *(results, targets, table, address, count, results.shape[1]), BLOCK=_BLOCK
     )

@@ -165,9 +165,9 @@ def adjust(
     blocks = -(-vocabulary // BLOCK)
     slots = settings.top_k.shape[0]
     words = -(-vocabulary // 32)
-    require("rare.breakers", rare.breakers, (slots, words), (torch.int32,), device)
-    require("rare.repeats", rare.repeats, (count, vocabulary), (torch.int32,), device)
-    require("rare.sums", rare.sums, (count, blocks, _SUMS.value), (torch.float64,), device)
+    require("rare.breakers", rare.breakers, (slots, words), device, torch.int32)
+    require("rare.repeats", rare.repeats, (count, vocabulary), device, torch.int32)
+    require("rare.sums", rare.sums, (count, blocks, _SUMS.value), device, torch.float64)
     if known is not None:
         context = known.tokens.shape[1]
         launch_kernel(

@@ -74,7 +74,6 @@ _TOKENS = 128
 _ROWS = 2
 _UNROLL = 4
 """Tokens, rows at a time, and runs of 512 features in flight of a program. More take more registers."""
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _FIELDS = 4
 _LENGTH_SLACK = tl.constexpr(1.001)
 """Relative error of |x|, a sum of squares in fp32."""
@@ -340,15 +339,15 @@ def rescore(
     hidden = rescoring.states.shape[1]
     if not 1 <= m <= MAX_ROWS:
         raise ValueError(f"logits: 1 to {MAX_ROWS} rows wanted, {m} given")
-    require("logits", logits, (m, n), (torch.float32,), device)
-    require("states", rescoring.states, (m, hidden), _FLOATS, device)
-    require("head", rescoring.head, (n, hidden), (rescoring.states.dtype,), device)
-    require("bounds", rescoring.bounds, (n,), (torch.float32,), device)
-    require("upper", upper, (count, n), (torch.float32,), device)
+    require("logits", logits, (m, n), device, torch.float32)
+    require("states", rescoring.states, (m, hidden), device)
+    require("head", rescoring.head, (n, hidden), device, rescoring.states.dtype)
+    require("bounds", rescoring.bounds, (n,), device, torch.float32)
+    require("upper", upper, (count, n), device, torch.float32)
     blocks = cdiv(n, BLOCK)
     groups = blocks * (BLOCK // GROUP)
-    require("scratch.peaks", scratch.peaks, (count, _FIELDS, groups), (torch.float32,), device)
-    require("scratch.floors", scratch.floors, (count, _FIELDS), (torch.float32,), device)
+    require("scratch.peaks", scratch.peaks, (count, _FIELDS, groups), device, torch.float32)
+    require("scratch.floors", scratch.floors, (count, _FIELDS), device, torch.float32)
     gpu = traits(device)
     masked = masking is not None
     masking = masking or Masking(draws.rows, draws.rows)

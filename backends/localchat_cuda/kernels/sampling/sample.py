@@ -427,15 +427,15 @@ def draw(
     vocabulary = logits.shape[1]
     device = logits.device
     count = draws.rows.shape[0]
-    require("tokens", tokens, (count,), (torch.int32,), device)
-    require("logprobs", logprobs, (count,), (torch.float32,), device)
-    require("normalizers", normalizers, (count,), (torch.float32,), device)
+    require("tokens", tokens, (count,), device, torch.int32)
+    require("logprobs", logprobs, (count,), device, torch.float32)
+    require("normalizers", normalizers, (count,), device, torch.float32)
     gpu = traits(device)
     blocks = -(-vocabulary // BLOCK)
     if known is not None:
         context = known.tokens.shape[1]
-        require("known.texts", known.texts, (count,), (torch.int32,), device)
-        require("known.counts", known.counts, (count, vocabulary), (torch.int32,), device)
+        require("known.texts", known.texts, (count,), device, torch.int32)
+        require("known.counts", known.counts, (count, vocabulary), device, torch.int32)
         known.counts.zero_()
         launch_kernel(
             tally_kernel,

@@ -196,22 +196,19 @@ def check(logits: torch.Tensor, draws: Draws, settings: SamplingTensors, scratch
     device = logits.device
     count = draws.rows.shape[0]
     slot_count = settings.top_k.shape[0]
-    integers = (torch.int32,)
-    require(
-        "logits", logits, (None, vocabulary), (torch.float32, torch.float16, torch.bfloat16), device
-    )
+    require("logits", logits, (None, vocabulary), device)
     for name, tensor in draws._asdict().items():
-        require(name, tensor, (count,), integers, device)
-    require("settings.floats", settings.floats, (slot_count, len(FIELDS)), (torch.float32,), device)
-    require("settings.top_k", settings.top_k, (slot_count,), integers, device)
-    require("settings.keys", settings.keys, (slot_count,), (torch.int64,), device)
-    require("settings.bias_ids", settings.bias_ids, (slot_count, None), integers, device)
-    require("scratch.z", scratch.z, (count, vocabulary), (torch.float32,), device)
+        require(name, tensor, (count,), device, torch.int32)
+    require("settings.floats", settings.floats, (slot_count, len(FIELDS)), device, torch.float32)
+    require("settings.top_k", settings.top_k, (slot_count,), device, torch.int32)
+    require("settings.keys", settings.keys, (slot_count,), device, torch.int64)
+    require("settings.bias_ids", settings.bias_ids, (slot_count, None), device, torch.int32)
+    require("scratch.z", scratch.z, (count, vocabulary), device, torch.float32)
     require(
         "scratch.blocks",
         scratch.blocks,
         (count, BLOCK_ROWS.value, -(-vocabulary // BLOCK)),
-        (torch.float32,),
         device,
+        torch.float32,
     )
-    require("scratch.candidates", scratch.candidates, (count, CANDIDATES), (torch.float32,), device)
+    require("scratch.candidates", scratch.candidates, (count, CANDIDATES), device, torch.float32)
