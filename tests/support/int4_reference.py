@@ -12,20 +12,15 @@ import torch
 from localchat_cuda.kernels import ggml, int4, rms_norm_post
 from localchat_cuda.kernels.activation import reference as act_and_mul_reference
 from localchat_cuda.kernels.int4 import activations
-from localchat_cuda.kernels.int4.activations import (
-    INT16_MOST,
-    HalfRows,
-    Int8Rows,
-    Mode,
-    Order,
-    Rows,
-)
+from localchat_cuda.kernels.int4.activations import HalfRows, Int8Rows, Mode, Order, Rows
 from localchat_cuda.kernels.int4.pack import BLOCK_K, W4, dense
 from localchat_cuda.kernels.int4.row_norm import RowNorm
 
 # a block's 128 columns as (plane, quad, half, pair, h, i), and the axes in each order
 _ORDERS: dict[Order, tuple[int, ...]] = {"lanes": (0, 4, 1, 2, 3, 5), "slots": (0, 4, 2, 3, 1, 5)}
 _EXTENTS = (2, 4, 2, 2, 2, 2)
+_INT16_MOST = 32512.0
+"""Largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high byte."""
 
 
 def _packed_order(values: torch.Tensor, group: int) -> torch.Tensor:
@@ -91,7 +86,7 @@ def natural_int8(rows: Int8Rows) -> torch.Tensor:
 def _quantize_int8(values: torch.Tensor, rows: Int8Rows) -> None:
     m, k = values.shape
     blocks = values.view(m, k // BLOCK_K, BLOCK_K)
-    scale = (blocks.abs().amax(-1) / INT16_MOST).clamp_min(1e-30)
+    scale = (blocks.abs().amax(-1) / _INT16_MOST).clamp_min(1e-30)
     rounded = torch.floor(blocks / scale[..., None] + 0.5)
     if rows.group == 16:
         stored = _ggml_order(rounded.view(m, k))

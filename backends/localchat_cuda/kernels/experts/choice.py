@@ -439,7 +439,8 @@ def add_few(
     if y_bias is not None:
         require("y_bias", y_bias, (k,), device)
     r = weight.shape[0]
-    splits = _few_splits(k)
+    # Ranges of K: as many as there are runs, a power of two.
+    splits = min(_FEW_SPLITS, power_of_two(cdiv(k, _RUN)))
     columns = k if reader is None else reader.features_in
     dtype = weight.dtype if reader is None else torch.float16
     x = torch.empty(t, columns, dtype=dtype, device=device)
@@ -477,11 +478,6 @@ def few_arguments(
     if isinstance(x, FewRows):
         return x.x, x.squares, x.eps
     return x, unused, 0.0
-
-
-def _few_splits(k: int) -> int:
-    """Ranges of K: as many as there are runs, a power of two."""
-    return min(_FEW_SPLITS, power_of_two(cdiv(k, _RUN)))
 
 
 def _check(router: Router) -> None:

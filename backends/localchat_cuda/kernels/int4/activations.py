@@ -67,8 +67,6 @@ of each partial sum, residual and weight.
 HALF_RESIDUAL = 1.0 / 16
 """Factor of a residual, before it is divided by its rms, in HalfRows: single channels of large models go beyond
 the range of fp16, and then reach a million. A power of two changes no bit of a number above 0.001."""
-INT16_MOST = 32512.0
-"""Largest value of a 16-bit block: 127 * 256, so that rounding never overflows the high byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +143,6 @@ class FloatRows:
 def padded(rows: int) -> int:
     """Return MP, the rows that the factors of the fp16 variants have room for."""
     return max(8, power_of_two(rows))
-
-
-def _shift(scale: float, eps: float) -> float:
-    """Convert a block's part of mean + eps to that of the unscaled row, times the square of the scale."""
-    return (scale**2 - 1.0) * eps * BLOCK_K
 
 
 @triton.jit
@@ -474,9 +467,11 @@ def prepare(
         raise ValueError("peers: only a norm of all columns without order adds up ranks")
     gpu = traits(device)
     several = rows_per_program(m)
+    # Converts a block's part of mean + eps to that of the unscaled row, times the square of the factor.
+    shift = (factor**2 - 1.0) * eps * BLOCK_K
     KernelLaunch(_prepare_kernel, (k // BLOCK_K, cdiv(m, several)), gpu, warps=1, rows=m).run(
         *(source, tensor_or(ids, source), tensor_or(residual, source), tensor_or(weight, source)),
-        *(tensor_or(squares, source), rows.x, rows.factors, factor, _shift(factor, eps)),
+        *(tensor_or(squares, source), rows.x, rows.factors, factor, shift),
         *(tensor_or(order, source), *_peer_arguments(peers, source), m),
         N=n,
         K=k,
