@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from localchat_cuda.layers.dense import Layers, Sums, X
-    from localchat_cuda.weights.model_weights import LayerWeights, ModelWeights
+    from localchat_cuda.weights.model_weights import ModelWeights
 
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Layers by their letter in `hybrid_override_pattern`."""
@@ -125,11 +125,6 @@ FAMILY = Family(
 )
 
 
-def _feed(ops: Layers[X], x: X, layer: LayerWeights) -> Sums:
-    x = ops.square_relu(ops.gemm(x, layer.linears["up"]))
-    return ops.reduce(ops.gemm(x, layer.linears["down"]))
-
-
 def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
     """Return the last states [P, hidden] of one step. Write KV pages and running states."""
     layers = weights.layers
@@ -143,7 +138,8 @@ def forward(ops: Layers[X], weights: ModelWeights) -> torch.Tensor:
         if y is not None:
             x = ops.add_norm(y, layer.norms["attention"])
         if "up" in layer.linears:
-            y = _feed(ops, x, layer)
+            x = ops.square_relu(ops.gemm(x, layer.linears["up"]))
+            y = ops.reduce(ops.gemm(x, layer.linears["down"]))
         else:
             y = mix(ops, x, layer, number)
     assert y is not None

@@ -462,23 +462,19 @@ def _with_draft(budget: GpuBudget) -> GpuBudget:
     draft = load.draft
     if draft is None:
         return budget
+    slots = load.options.max_slots
     weights = weights_bytes(draft.config, draft.headers)
     if draft.assistant is None:
-        own_bytes = draft_bytes(draft.config, weights, load.context, load.options.max_slots)
+        own_bytes = draft_bytes(draft.config, weights, load.context, slots)
     else:
-        own_bytes = _assistant_bytes(draft.config, weights, load)
+        # An assistant has no KV cache.
+        work = workspace_bytes(draft.config, slots, draft_plan.STEP_TOKENS)
+        own_bytes = weights + table_bytes(slots, load.context) + work + draft_plan.GRAPH_BYTES
     if draft.reads_states:
         own_bytes += _last_states_bytes(load)
     note = f"The {draft.kind} {draft.name} takes {size(own_bytes)}."
     workspace = budget.workspace + own_bytes
     return replace(budget, workspace=workspace, draft_bytes=own_bytes, notes=(*budget.notes, note))
-
-
-def _assistant_bytes(config: ModelConfig, weights: int, load: _GpuLoad) -> int:
-    """Return the bytes of an assistant, which has no KV cache."""
-    slots = load.options.max_slots
-    work = workspace_bytes(config, slots, draft_plan.STEP_TOKENS)
-    return weights + table_bytes(slots, load.context) + work + draft_plan.GRAPH_BYTES
 
 
 def _last_states_bytes(load: _GpuLoad) -> int:
