@@ -51,7 +51,8 @@ from localchat_cuda.runner.input_batch import (
 )
 from localchat_cuda.runner.kv_pages import Pages, host_layout
 from localchat_cuda.runner.model import DeviceModel
-from localchat_cuda.runner.runner import DEPTH, CudaRunner
+from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.runner.step_output import DEPTH
 from localchat_cuda.weights.gguf_source import GgufWeights
 from localchat_cuda.weights.loader import load
 from localchat_cuda.weights.model_weights import with_unpacked

@@ -25,7 +25,8 @@ from localchat_cuda.load import load_runner
 from localchat_cuda.ranks import messages
 from localchat_cuda.ranks.process_collective import ProcessCollective
 from localchat_cuda.ranks.split import split_config
-from localchat_cuda.runner.runner import DEPTH, CudaRunner
+from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.runner.step_output import DEPTH
 
 _POLL_S = 0.001
 """Interval at which a step in flight is checked while no message comes."""

@@ -26,7 +26,8 @@ from localchat_cuda.kernels.attention.decode import WIDEST
 from localchat_cuda.runner.common_steps import steps_of_drafts
 from localchat_cuda.runner.device_state import StateTable
 from localchat_cuda.runner.last_states import LastStates
-from localchat_cuda.runner.runner import DEPTH, CudaRunner
+from localchat_cuda.runner.runner import CudaRunner
+from localchat_cuda.runner.step_output import DEPTH
 
 _ROOM = 64
 """Minimum of tokens by which a text can grow before its start is dropped."""

@@ -59,13 +59,11 @@ from localchat_cuda.runner.model import DeviceModel
 from localchat_cuda.runner.sampler import ReferenceSampler, TritonSampler
 from localchat_cuda.runner.step_buffer import StepBuffer
 from localchat_cuda.runner.step_executor import PreparedStep, StepExecutor
-from localchat_cuda.runner.step_output import PendingStep
+from localchat_cuda.runner.step_output import DEPTH, PendingStep
 from localchat_cuda.weights.eagle import EagleWeights
 
 X = TypeVar("X")
 
-DEPTH = 2
-"""Steps in flight."""
 _BURST_SLOTS = 32
 """Slots from which a load prepares for many requests at once."""
 _MAX_MISSING = 32
@@ -137,7 +135,6 @@ class CudaRunner:
             _batch_config(model, capabilities),
             self.graphs,
             max_rows,
-            DEPTH + 1,
         )
         self._pending: deque[PendingStep] = deque()
         self.compiling: CompileAhead | None = None

@@ -114,11 +114,8 @@ class StepExecutor:
         config: BatchConfig,
         graphs: CudaGraphs,
         max_rows: int,
-        results: int,
     ) -> None:
-        """`max_rows`: rows of logits at once, and positions of one sample batch.
-
-        `results`: steps whose results are on the host at once."""
+        """`max_rows`: rows of logits at once, and positions of one sample batch."""
         self._model = model
         self._table = table
         self._buffer = buffer
@@ -138,7 +135,7 @@ class StepExecutor:
         """Wider spans are prompt chunks."""
         self._results: ResultRing | None = None
         if model.kernels:
-            self._results = ResultRing(results, words, pinned=self._gpu)
+            self._results = ResultRing(words, pinned=self._gpu)
 
     def prepare(self, step: PendingStep) -> PreparedStep:
         """Write the arrays of a step to the buffer.

@@ -8,6 +8,9 @@ import torch
 from localchat.backend_api.interface import LogitsPosition, Sample, StepPlan, StepResult, StepStatus
 from localchat_cuda.runner.input_batch import StepShape
 
+DEPTH = 2
+"""Steps in flight."""
+
 
 class TopLogprobs(NamedTuple):
     """Log probabilities at P logits positions, in host memory."""
@@ -23,12 +26,12 @@ class TopLogprobs(NamedTuple):
 
 
 class ResultRing:
-    """Host memory to which kernels write sampled tokens and log probabilities of several steps."""
+    """Host memory to which kernels write sampled tokens and log probabilities of the steps in flight."""
 
-    def __init__(self, steps: int, words: int, *, pinned: bool) -> None:
-        """`steps`: one more than in flight. `words`: int32 values of a step. `pinned`: for a GPU."""
+    def __init__(self, words: int, *, pinned: bool) -> None:
+        """`words`: int32 values of a step. `pinned`: for a GPU."""
         self._hosts = [
-            torch.zeros(words, dtype=torch.int32, pin_memory=pinned) for _ in range(steps)
+            torch.zeros(words, dtype=torch.int32, pin_memory=pinned) for _ in range(DEPTH + 1)
         ]
         self._current = 0
 

@@ -14,7 +14,7 @@ from localchat_cuda.load import capabilities
 from localchat_cuda.plan import window_plan
 from localchat_cuda.plan.memory_plan import kv_token_bytes, plan
 from localchat_cuda.runner.kv_pages import Pages
-from localchat_cuda.runner.runner import DEPTH
+from localchat_cuda.runner.step_output import DEPTH
 from tests.support.cuda_machines import CONFIG, GB, gpu, header
 from tests.support.hub_configs import CONFIGS
 
