@@ -86,6 +86,7 @@ class Layers(ABC, Generic[X]):
         """Ranks that compute the model together; None: this process alone."""
         self.device = pages.device
         self.dtype = pages.dtype
+        self.gelu = config.activation == "gelu_tanh"
         self.tokens = inputs.ids.shape[0]
         self.logits_indices = inputs.logits_indices
         """Tokens whose last states are needed; None: all remaining rows."""
@@ -715,12 +716,11 @@ class DenseLayers(Layers[torch.Tensor]):
         """Return act(gate) * up of partial sums [S, T, 2K].
 
         `up` [T, K]: the partial sums are of the gate alone, [S, T, K]."""
-        gelu = self.config.activation == "gelu_tanh"
         if not self.kernels:
             if up is not None:
                 gate_up = self.with_gate(gate_up, up)
-            return _rounded(activation.reference(gate_up, gelu=gelu), self.dtype)
+            return _rounded(activation.reference(gate_up, gelu=self.gelu), self.dtype)
         columns = gate_up.shape[2] // 2 if up is None else up.shape[1]
         out = torch.empty(self.tokens, columns, dtype=self.dtype, device=self.device)
-        activation.act_and_mul(gate_up, out, gelu=gelu, up=up)
+        activation.act_and_mul(gate_up, out, gelu=self.gelu, up=up)
         return out

@@ -4,7 +4,7 @@ Letters: see dense.py.
 """
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import torch
@@ -20,6 +20,8 @@ from localchat_cuda.weights.formats.weight import Weight
 
 PackedWeight: TypeAlias = w4_pack.W4 | ggml.GgmlWeight
 """Weight whose gemms of few rows read packed activations."""
+Write: TypeAlias = Callable[..., None]
+"""Function that writes rows, its argument, with columns in `order`; None: as in the layer."""
 
 
 class PackedActivations:
@@ -27,11 +29,13 @@ class PackedActivations:
 
     def __init__(
         self,
-        write: Callable[[PackedWeight], w4_activations.Rows],
+        buffer: Callable[[PackedWeight], w4_activations.Rows],
+        write: Write,
         norm: RowNorm | None = None,
     ) -> None:
-        """`norm`: with it, the gemm divides each row by its rms."""
-        self._write: Callable[[PackedWeight], w4_activations.Rows] | None = write
+        """`buffer`: returns memory for what a weight reads. `norm`: the gemm divides each row by its rms."""
+        self._buffer = buffer
+        self._write: Write | None = write
         self.norm = norm
 
     def rows(self, weight: PackedWeight) -> w4_activations.Rows:
@@ -39,7 +43,9 @@ class PackedActivations:
         write = self._write
         self._write = None
         assert write is not None, "a second gemm of the same activations"
-        return write(weight)
+        rows = self._buffer(weight)
+        write(rows, order=weight.order)
+        return rows
 
 
 class PackedLayers(Layers[PackedActivations]):
@@ -51,9 +57,8 @@ class PackedLayers(Layers[PackedActivations]):
 
     def reduce(self, y: torch.Tensor) -> Sums:
         collective = self.collective
-        if collective is None or collective.peers is None:
-            return super().reduce(y)
-        if y.shape[1] > w4_activations.ALONE:
+        has_peers = collective is not None and collective.peers is not None
+        if not has_peers or y.shape[1] > w4_activations.ALONE:
             return super().reduce(y)
         # The kernel that norms the sum adds up the ranks', which saves a kernel.
         return RankSums(y)
@@ -85,13 +90,8 @@ class PackedLayers(Layers[PackedActivations]):
         if self.only_decodes(layer):
             # Merging the partial sums also writes the rows of the next gemm, which saves a kernel.
             partials = self.decode_partials(qkv, layer, weights)
-
-            def merge(reader: PackedWeight) -> w4_activations.Rows:
-                rows = self._rows(reader)
-                decode_attention.merge(partials, rows, order=reader.order, sinks=weights.sinks)
-                return rows
-
-            return PackedActivations(merge)
+            merge = partial(decode_attention.merge, partials, sinks=weights.sinks)
+            return PackedActivations(self._rows, merge)
         self.store_kv(qkv, layer, weights)
         return self.continued(self.attention(layer, weights.sinks), layer)
 
@@ -117,42 +117,26 @@ class PackedLayers(Layers[PackedActivations]):
         norm = self._norm()
         total = self.total(y)
 
-        def write(reader: PackedWeight) -> w4_activations.Rows:
-            rows = self._rows(reader)
-            rms_norm_post.prepare(
-                total, self.residual, post, gain, rows, *norm, scale, order=reader.order
-            )
-            return rows
+        def write(rows: w4_activations.Rows, order: torch.Tensor | None) -> None:
+            rms_norm_post.prepare(total, self.residual, post, gain, rows, *norm, scale, order=order)
 
-        return PackedActivations(write, norm)
+        return PackedActivations(self._rows, write, norm)
 
     def gemm_act_mul(self, x: PackedActivations, weight: Weight) -> PackedActivations:
         assert isinstance(weight, PackedWeight)
         read = x.rows(weight)
         if not isinstance(weight, w4_pack.W4):
             return self._activated(self._multiply(read, weight, x.norm))
-        gelu = self.config.activation == "gelu_tanh"
-
-        def write(reader: PackedWeight) -> w4_activations.Rows:
-            rows = self._rows(reader, activated=True)
-            int4.gemm_silu_mul(read, weight, rows, x.norm, gelu=gelu, order=reader.order)
-            return rows
-
-        return PackedActivations(write)
+        write = partial(int4.gemm_silu_mul, read, weight, norm=x.norm, gelu=self.gelu)
+        return PackedActivations(self._activated_rows, write)
 
     def act_mul(self, y: torch.Tensor, other: torch.Tensor) -> PackedActivations:
         return self._activated(self.with_gate(y, self.remaining_rows(other)))
 
     def _activated(self, gate_up: torch.Tensor) -> PackedActivations:
         """Return act(gate) * up of partial sums [S, T, 2K]."""
-        gelu = self.config.activation == "gelu_tanh"
-
-        def write(reader: PackedWeight) -> w4_activations.Rows:
-            rows = self._rows(reader, activated=True)
-            w4_activations.prepare("act_and_mul", gate_up, rows, gelu=gelu, order=reader.order)
-            return rows
-
-        return PackedActivations(write)
+        write = partial(w4_activations.prepare, "act_and_mul", gate_up, gelu=self.gelu)
+        return PackedActivations(self._activated_rows, write)
 
     def _write_packed(
         self,
@@ -167,17 +151,12 @@ class PackedLayers(Layers[PackedActivations]):
             residual = self.residual
         embeds = mode == "embed"
 
-        def factor(rows: w4_activations.Rows) -> float:
-            if embeds:
-                return self.embedding_scale
+        def write(rows: w4_activations.Rows, order: torch.Tensor | None) -> None:
+            factor = self.embedding_scale if embeds else 1.0
             if mode == "norm" and isinstance(rows, w4_activations.HalfRows):
-                return w4_activations.HALF_RESIDUAL
-            return 1.0
-
-        def write(reader: PackedWeight) -> w4_activations.Rows:
-            rows = self._rows(reader)
+                factor = w4_activations.HALF_RESIDUAL
             peers = None
-            if isinstance(source, RankSums) and reader.order is None:
+            if isinstance(source, RankSums) and order is None:
                 assert self.collective is not None
                 peers = self.collective.peers
                 sums = source.own
@@ -191,18 +170,20 @@ class PackedLayers(Layers[PackedActivations]):
                 residual=residual,
                 weight=gain,
                 squares=norm and norm.squares,
-                factor=factor(rows),
+                factor=factor,
                 eps=self.config.eps,
-                order=reader.order,
+                order=order,
                 peers=peers,
             )
-            return rows
 
-        return PackedActivations(write, norm)
+        return PackedActivations(self._rows, write, norm)
 
     def _norm(self) -> RowNorm:
         groups = self.config.hidden // w4_pack.BLOCK_K
         return RowNorm(torch.empty(self.tokens, groups, device=self.device), self.config.eps)
+
+    def _activated_rows(self, reader: PackedWeight) -> w4_activations.Rows:
+        return self._rows(reader, activated=True)
 
     def _rows(self, reader: PackedWeight, *, activated: bool = False) -> w4_activations.Rows:
         """Return the buffer of activations for weights of this width and group.
