@@ -68,19 +68,7 @@ _LIMITS = (
     "answers with the same seed can differ at near-ties, because sums depend on the rows of a step",
     "no embeddings",
 )
-_FP8_LIMIT = (
-    "this checkpoint was made for 8-bit activations: GPUs with FP8 tensor cores round them in steps of more "
-    "than 64 rows"
-)
 _NO_HOST_BLOCKS = "Idle conversations are not swapped to RAM, because it cannot be pinned"
-_STATE_LIMIT = (
-    "prefixes hit only where a state was saved, because states cannot rewind; idle conversations are stored "
-    "neither in RAM nor on disk"
-)
-_WINDOW_LIMIT = (
-    "layers with a sliding window cache only that window; idle conversations are stored neither in RAM nor "
-    "on disk"
-)
 _STATE_INTERVAL = 4096
 """Tokens between saved states. A state of Qwen3.5-9B takes as much memory as 1,600 tokens of KV."""
 _WARM_PROMPTS = (33, 100, 1100)
@@ -311,11 +299,20 @@ def capabilities(config: ModelConfig, request: LoadRequest) -> Capabilities:
 def _limits(config: ModelConfig, plan: MemoryPlan) -> Iterator[str]:
     yield from _LIMITS
     if plan.window_pages:
-        yield _WINDOW_LIMIT
+        yield (
+            "layers with a sliding window cache only that window; idle conversations are stored neither in "
+            "RAM nor on disk"
+        )
     if config.fp8_activations:
-        yield _FP8_LIMIT
+        yield (
+            "this checkpoint was made for 8-bit activations: GPUs with FP8 tensor cores round them in steps "
+            "of more than 64 rows"
+        )
     if config.recurrent is not None:
-        yield _STATE_LIMIT
+        yield (
+            "prefixes hit only where a state was saved, because states cannot rewind; idle conversations are "
+            "stored neither in RAM nor on disk"
+        )
 
 
 def warm_up(runner: CudaRunner) -> None:

@@ -72,7 +72,6 @@ _SLOW_LAUNCH_S = 0.01
 """Host time of a launch above which it did not replay a graph."""
 _COMPILING_S = 0.01
 """Longest wait of `warm_up_next` for kernels. A new request waits for it."""
-_OUT_OF_MEMORY = "a step ran out of GPU memory; the next steps are smaller"
 
 
 class AttachedDrafter(Drafter, Protocol):
@@ -388,7 +387,7 @@ class CudaRunner:
     def _drop(self, step: PendingStep) -> None:
         """Drop the results of a step that ran out of memory. Pages and tables stay as planned."""
         step.status = "out_of_memory"
-        step.notes = (_OUT_OF_MEMORY,)
+        step.notes = ("a step ran out of GPU memory; the next steps are smaller",)
         step.sampled = {}
         step.tokens = None
         step.top_logprobs = []
