@@ -58,8 +58,9 @@ class Phase(IntEnum):
     def of(widths: Sequence[int], *, drafts: bool) -> "Phase":
         """Return the phase that compiles the kernels of a step. `widths`: tokens of its sequences."""
         if len(widths) <= 1 and not drafts:
-            is_short = any(1 < width <= SHORT_PROMPT for width in widths)
-            return Phase.SHORT_PROMPT if is_short else Phase.ONE_ROW
+            if any(1 < width <= SHORT_PROMPT for width in widths):
+                return Phase.SHORT_PROMPT
+            return Phase.ONE_ROW
         if len(widths) <= FEW_ROWS:
             return Phase.FEW_ROWS
         return Phase.ALL

@@ -98,7 +98,7 @@ class CompileAhead:
         )
 
     def _run(self) -> None:
-        """Start the job if it does not run yet, and record the phases that it has compiled."""
+        """Start the job if it does not run yet. Record the phases that it compiles."""
         self._needed.wait(_LATE_S)
         self._start()
         for phase in Phase:

@@ -471,7 +471,7 @@ class ModelInputs:
     batch: AttentionBatch
     """All sequences, in the two parts that follow."""
     decode: AttentionBatch | None
-    """Sequences of the decode part, whose tokens come first; None: there are none."""
+    """Sequences of the decode part, whose tokens come first, if there are any."""
     prefill: PrefillBatch | None
 
 
@@ -481,7 +481,7 @@ def model_inputs(
     table: StateTable,
     logits_indices: torch.Tensor | None,
 ) -> ModelInputs:
-    """Return the step on the device, with token ids and block tables of the state table."""
+    """Return the step on the device. Token ids and block tables are those of `table`."""
     starts = slices.starts.view()
     counts = slices.counts.view()
     lengths = slices.lengths.view()

@@ -500,7 +500,9 @@ class StepExecutor:
 
         def source(low: int, high: int) -> torch.Tensor:
             """Return the logits of a range of rows."""
-            return logits[low:high] if batch.all_logits else model.logits(states[low:high])
+            if batch.all_logits:
+                return logits[low:high]
+            return model.logits(states[low:high])
 
         self._sample_all(step, prepared, source, rescoring)
         self._queue_prompt_logprobs(step, prepared, source)

@@ -26,7 +26,7 @@ class TopLogprobs(NamedTuple):
 
 
 class ResultRing:
-    """Host memory to which kernels write sampled tokens and log probabilities of the steps in flight."""
+    """Host memory to which kernels write the results of the steps in flight."""
 
     def __init__(self, words: int, *, pinned: bool) -> None:
         """`words`: int32 values of a step. `pinned`: for a GPU."""

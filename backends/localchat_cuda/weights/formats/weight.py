@@ -72,18 +72,19 @@ def concat_rows(parts: Iterable[Weight], n: int, dtype: torch.dtype) -> Weight:
     ValueError for packed parts whose columns are sorted differently."""
     remaining = iter(parts)
     first = next(remaining)
-    if n == (len(first) if isinstance(first, torch.Tensor) else first.features_out):
-        return first
     if isinstance(first, torch.Tensor):
+        if len(first) == n:
+            return first
         remaining = chain((first,), remaining)
         del first
         return _concat_floating(remaining, n, dtype)
+    if first.features_out == n:
+        return first
     weights = [first, *remaining]
     # Only parts of one kind can be joined as they are.
     if isinstance(first, w8_pack.W8):
         eight_bit = [part for part in weights if isinstance(part, w8_pack.W8)]
-        joined = w8_pack.joined(eight_bit) if len(eight_bit) == len(weights) else None
-        if joined is not None:
+        if len(eight_bit) == len(weights) and (joined := w8_pack.joined(eight_bit)) is not None:
             return joined
     elif isinstance(first, ggml_pack.GgmlWeight):
         blocks = [part for part in weights if isinstance(part, ggml_pack.GgmlWeight)]
