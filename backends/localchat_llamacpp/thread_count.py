@@ -17,7 +17,7 @@ _WINDOW = 16
 _MAX_ROWS = 8
 """Widest step to compare. Wider steps are prompts, whose times vary too much."""
 _TRIAL_SLOWER = 1.15
-"""A thread more is too many if steps take this many times as long with it."""
+"""A trial fails if steps take this many times as long with the added thread."""
 _TRIAL_STEPS = 4
 """Slower steps at the start of a trial that end it."""
 _TRIAL_PAUSE = 20
@@ -81,7 +81,7 @@ class ThreadWatch:
         return sum(times > limit for times in self._recent) * 4 >= _WINDOW * 3
 
     def _judge_trial(self, now_s: float) -> None:
-        """End the trial of a thread more, if enough steps have shown what it is worth."""
+        """End the trial of another thread, once enough steps have shown its effect."""
         seen = len(self._recent)
         limit = _TRIAL_SLOWER * self._usual
         if seen == _WINDOW and statistics.median(self._recent) <= limit:

@@ -36,7 +36,7 @@ _LONG_GOALS = 4
 """Goals of context that are worth a tenth of the layers' experts in RAM."""
 _HOST_CACHE_BYTES = 2_000_000_000
 _CPU_TOKENS = 32_768
-"""Longest default context on a CPU, which reads so much of an 8B model's prompt in 20 to 30 minutes."""
+"""Longest default context on a CPU. An 8B model reads a prompt of that length in half an hour."""
 _SHORT_TOKENS = 2048
 """Context of a load that the user requests although it does not fit."""
 _DEFAULT_SHARE = 4
@@ -390,8 +390,8 @@ class _Chooser:
     def _comfortable_context(self, candidate: Candidate, longest: int) -> int:
         """Return the default context: the longest that leaves other programs half of the RAM beside the model.
 
-        On a CPU it is limited, and a chat there has no longer one than plain attention allows. A prompt that
-        waits already has neither limit.
+        On a CPU it is limited, and a chat there has no longer one than plain attention allows. A single request
+        that is longer has none of these limits.
         """
         budgets = self.budgets
         options = self.options
@@ -403,10 +403,10 @@ class _Chooser:
         context = budgets.longest_context(candidate, limit, max(host_spare, left // 2))
         if not (options.room_for_slots or candidate.gpu_layers or candidate.is_quantized):
             context = self._longest_without_flash(candidate, context)
-        known = min(options.single_request_tokens, longest)
-        if known <= context:
+        request_tokens = min(options.single_request_tokens, longest)
+        if request_tokens <= context:
             return context
-        return budgets.longest_context(candidate, known, host_spare)
+        return budgets.longest_context(candidate, request_tokens, host_spare)
 
     def _longest_without_flash(self, candidate: Candidate, limit: int) -> int:
         return largest(lambda context: not self.budgets.budget(context, candidate).flash, limit)
