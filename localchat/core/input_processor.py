@@ -36,6 +36,7 @@ from localchat.core.structured_output.compiler import (
     GrammarCompiler,
     GrammarSpec,
     relaxed_keywords,
+    within_limit,
 )
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.core.think_budget import ThinkBudget
@@ -165,7 +166,7 @@ class InputProcessor:
         if room < 1:
             self._raise_too_long(len(tokens))
         max_tokens, limit = self._limit(request, room, rendered)
-        grammar = answer_grammar(request, rendered, self.format, self._model.tokenizer)
+        grammar = self._grammar(request, rendered)
         sampling = self._sampling(request)
         seeded = request.sampling.seed is not None
         request_state = RequestState(
@@ -211,8 +212,17 @@ class InputProcessor:
             request_state.sequences.append(sequence)
         relaxed: tuple[str, ...] = ()
         if grammar is not None:
-            relaxed = relaxed_keywords(grammar)
+            relaxed = within_limit(partial(relaxed_keywords, grammar), grammar.name, grammar.field)
         return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
+
+    def _grammar(self, request: GenerateRequest, rendered: Rendered | None) -> GrammarSpec | None:
+        """Return the grammar of the answer, None for a free one. Raises UsageError."""
+        make = partial(answer_grammar, request, rendered, self.format, self._model.tokenizer)
+        if request.grammar is not None:
+            return within_limit(make, "the grammar of the answer", request.grammar.field)
+        if isinstance(request.prompt, Messages) and request.prompt.tools:
+            return within_limit(make, "the grammar of the tools", "tools")
+        return make()
 
     def _usable(self, grammar: GrammarSpec) -> GrammarSpec | None:
         """Return an optional grammar, or None with a notice if it cannot be compiled."""

@@ -54,6 +54,9 @@ _INPUT_THREADS = 2
 _SWITCH_S = 0.0002
 """Time after which an input thread yields to the core's thread. With Python's default of 5 ms, each call of a
 step that releases the interpreter's lock waited that long while prompts were tokenized."""
+_STACK_BYTES = 128 << 20
+"""Stack of a thread. llguidance recurses through the rules and definitions of a grammar: a long chain of them
+overflowed the default of 8 MB, which ended the process. Only used pages take memory."""
 _GRACE_S = 1.0
 _WRITING_GRACE_S = 1.8
 """Time until the exit after stdin has closed, without and with writes of KV to disk."""
@@ -159,6 +162,7 @@ class EngineProcess:
 
     def run(self) -> int:
         """Load the model and serve until stdin closes. Return the exit status. Raises DeviceFault."""
+        threading.stack_size(_STACK_BYTES)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         for _ in range(_INPUT_THREADS):
             threading.Thread(target=self._work, name="input", daemon=True).start()

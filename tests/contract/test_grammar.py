@@ -132,10 +132,27 @@ def test_a_grammar_that_cannot_be_used_is_refused_before_it_is_accepted(
 
 
 def test_a_grammar_that_grows_too_large_on_the_way_is_the_requests_fault(start: Open) -> None:
-    properties = {f"p{number}": {"type": "integer"} for number in range(1000)}
-    schema = json.dumps({"type": "object", "properties": properties})
-    with pytest.raises(UsageError, match=r"failed at token.*items; max is [^<]*$"):
-        ask(start(), bound(Grammar("json_schema", schema)))
+    # Each text has many derivations.
+    rules = "".join(f'r{number}: r{number} r{number} | "a"\n' for number in range(1000))
+    grammar = f"start: {' | '.join(f'r{number}' for number in range(1000))}\n{rules}"
+    with pytest.raises(UsageError, match=r"failed at token.*items[^<]*$"):
+        ask(start(), bound(Grammar("lark", grammar), ignore_eos=True))
+
+
+@pytest.mark.parametrize("kind", ["lark", "json_schema"])
+def test_a_long_chain_of_rules_does_not_end_the_engine(start: Open, kind: str) -> None:
+    if kind == "lark":
+        chain = "".join(f"r{number}: r{number + 1}\n" for number in range(9000))
+        grammar = Grammar("lark", f'start: r0\n{chain}r9000: "b"')
+        text = "b"
+    else:
+        definitions: dict[str, object] = {
+            f"d{number}": {"allOf": [{"$ref": f"#/$defs/d{number + 1}"}]} for number in range(3000)
+        }
+        definitions["d3000"] = {"const": 3}
+        grammar = Grammar("json_schema", json.dumps({"$ref": "#/$defs/d0", "$defs": definitions}))
+        text = "3"
+    assert ask(start(), bound(grammar)).text == text
 
 
 def test_a_required_call_names_a_tool_and_keeps_to_its_schema(start: Open) -> None:

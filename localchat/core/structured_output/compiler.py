@@ -9,25 +9,32 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Timeout
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from localchat.backend_api.interface import Tokenizer
-from localchat.core.structured_output.endless_schema import is_endless
+from localchat.core.structured_output.endless_grammar import endless_rule
+from localchat.core.structured_output.endless_schema import finite_schema
 from localchat.core.structured_output.json_schema import close_objects
 from localchat.core.structured_output.length_guard import LengthGuard
 from localchat.core.structured_output.matcher import GrammarMatcher, first_line
-from localchat.core.structured_output.relaxation import LENIENT, dropped_keywords, relax
+from localchat.core.structured_output.relaxation import (
+    LENIENT,
+    MAX_OPTIONAL,
+    dropped_keywords,
+    relax,
+)
 from localchat.engine.request import Grammar
 from localchat.errors import UsageError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+T = TypeVar("T")
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64
@@ -35,12 +42,17 @@ COMPILE_S = 5.0
 _WAITS = 25
 _CACHED_GRAMMARS = 32
 _MASK_THREADS = 2
+_MAX_ITEMS = 4 * MAX_OPTIONAL + 100
+"""Limit of the parser's items at a position, of which an optional property needs four. Answers met llguidance's
+own limit of 2,000."""
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _REGEX_FAULT = re.compile(r"regex parse error:\n.*\n {4}( *)\^+\nerror: (.*?)\n", re.DOTALL)
 """Error of a regular expression, within a message about the grammar made from it.
 
 The carets stand below the part at fault, four columns to the right."""
+_PANIC = "panic: "
+"""Start of llguidance's error for more symbols than it can number."""
 _NAMES = {
     "json_schema": "the JSON schema",
     "json_object": "the schema of any JSON object",
@@ -80,7 +92,6 @@ class GrammarCompiler:
         self._llguidance_tokenizer: LLTokenizer | None = None
         self._length_guard = LengthGuard(tokenizer)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._compilers = ThreadPoolExecutor(1, "grammar")
         self._workers = ThreadPoolExecutor(_MASK_THREADS, "mask")
 
     def grammar_matcher(
@@ -118,6 +129,8 @@ class GrammarCompiler:
                 # The error of a part has that part's lines and columns.
                 self._compile(part)
             why = first_line(matcher.get_error())
+            if why.startswith(_PANIC):
+                why = "it is too large"
             if spec.name.startswith(_NAMES["regex"]) and (fault := _REGEX_FAULT.search(why)):
                 # On one line, because a message of the command line has no other.
                 why = f"{fault[2]}, at position {len(fault[1])}"
@@ -127,34 +140,33 @@ class GrammarCompiler:
     def _build_within_limit(self, spec: "GrammarSpec") -> "LLMatcher":
         if self._llguidance_tokenizer is None:
             self._llguidance_tokenizer = llguidance_tokenizer(self._tokenizer)
-        future = self._compilers.submit(_build_matcher, self._llguidance_tokenizer, spec.source)
-        try:
-            return _wait(future)
-        except Timeout:
-            # It continues until llguidance's own limits end it. The next compilation gets another thread.
-            self._compilers = ThreadPoolExecutor(1, "grammar")
-            raise UsageError(
-                f"{spec.name} takes more than {COMPILE_S:g} s to compile",
-                hint="make it smaller: fewer alternatives, smaller bounds, less nesting",
-                **_at(spec.field),
-            ) from None
+        words = self._llguidance_tokenizer
+        return within_limit(lambda: _build_matcher(words, spec.source), spec.name, spec.field)
 
 
-def _wait(future: "Future[LLMatcher]") -> "LLMatcher":
-    """Wait for a compilation, COMPILE_S at most. Raises Timeout.
+def within_limit(work: Callable[[], T], name: str, field: str = "") -> T:
+    """Do a part of a compilation within COMPILE_S. Raises UsageError if it takes longer.
 
-    Waits in parts, so that a process that the system suspends loses only one of them.
+    The work then continues on its thread until llguidance's own limits end it.
     """
-    for _ in range(_WAITS - 1):
+    executor = ThreadPoolExecutor(1, "grammar")
+    future = executor.submit(work)
+    executor.shutdown(wait=False)
+    # Wait in parts, so that a process that the system suspends loses only one of them.
+    for _ in range(_WAITS):
         with suppress(Timeout):
             return future.result(COMPILE_S / _WAITS)
-    return future.result(COMPILE_S / _WAITS)
+    raise UsageError(
+        f"{name} takes more than {COMPILE_S:g} s to compile",
+        hint="make it smaller: fewer alternatives, smaller bounds, less nesting",
+        **_at(field),
+    )
 
 
 def _build_matcher(llguidance_tokenizer: "LLTokenizer", source: str) -> "LLMatcher":
     from llguidance import LLMatcher, LLParserLimits
 
-    limits = LLParserLimits(verbose_errors=False)
+    limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MAX_ITEMS)
     matcher = LLMatcher(llguidance_tokenizer, source, log_level=0, limits=limits)
     if not matcher.is_error():
         # The first mask takes longest, and reveals a grammar that no text satisfies.
@@ -197,8 +209,8 @@ def grammar_spec(grammar: Grammar) -> GrammarSpec:
             entry: dict[str, Any] = {"json_schema": {"type": "object", "x-guidance": _STYLE}}
         case "json_schema":
             relaxed = relax(parse_schema(grammar.source, name), grammar.field)
-            check_end(relaxed.schema, name, grammar.field)
-            entry = {"json_schema": with_style(relaxed.schema)}
+            schema = with_ends(relaxed.schema, name, grammar.field)
+            entry = {"json_schema": with_style(schema)}
             dropped = relaxed.dropped
         case "lark":
             entry = {"lark_grammar": _lark(grammar, name)}
@@ -217,11 +229,25 @@ def entry_source(entry: Mapping[str, Any]) -> str:
 
 
 def _lark(grammar: Grammar, name: str) -> str:
-    """Return a grammar in Lark. GBNF is converted."""
+    """Return a grammar in Lark, whose rules all end. GBNF is converted."""
     if not grammar.source.strip():
         raise UsageError(f"{name} is empty", **_at(grammar.field))
-    if not _GBNF.search(grammar.source):
-        return grammar.source
+    lark = grammar.source
+    is_gbnf = _GBNF.search(lark) is not None
+    if is_gbnf:
+        lark = _lark_from_gbnf(grammar, name)
+    if rule := endless_rule(lark):
+        if is_gbnf and rule == "start":
+            rule = "root"
+        raise UsageError(
+            f"{name} cannot be used: the rule {rule!r} refers to itself without end",
+            hint="give it an alternative without itself",
+            **_at(grammar.field),
+        )
+    return lark
+
+
+def _lark_from_gbnf(grammar: Grammar, name: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
@@ -279,14 +305,16 @@ def check_schema(schema: Any, name: str) -> None:  # noqa: ANN401 - JSON
         raise UsageError(f"{name} nests deeper than {MAX_DEPTH} levels")
 
 
-def check_end(schema: Mapping[str, Any], name: str, field: str) -> None:
-    """Raise UsageError for a relaxed schema that allows only endless values."""
-    if is_endless(schema):
+def with_ends(schema: Mapping[str, Any], name: str, field: str) -> Mapping[str, Any]:
+    """Return a relaxed schema without endless values. Raises UsageError if it allows no others."""
+    finite = finite_schema(schema)
+    if finite is None:
         raise UsageError(
             f"{name} refers to itself without end, so no answer satisfies it",
             hint="make the property that repeats optional, or let it be null",
             **_at(field),
         )
+    return finite
 
 
 def _depth(value: Any, limit: int) -> int:  # noqa: ANN401 - JSON

@@ -1,9 +1,9 @@
 """Endless schemas: every value that such a schema allows contains another value of the same schema.
 
-No text ends such a value, so an answer would be cut off at its limit. llguidance finds only the simplest cases.
+No text ends such a value, so an answer would fail or be cut off. llguidance finds only the simplest cases.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -11,23 +11,48 @@ _MAX_PASSES: Final = 32
 """Limit of the work for a hostile schema. Definitions are in an order that needs fewer passes."""
 _ALTERNATIVES: Final = ("anyOf", "oneOf")
 _NESTED: Final = ("object", "array")
+_DATA: Final = ("const", "enum", "default", "examples")
 
 Schema = Mapping[str, Any]
 
 
-def is_endless(schema: Schema) -> bool:
-    """Return True if no finite value satisfies a schema because of its references."""
+def finite_schema(schema: Schema) -> Schema | None:
+    """Return a schema without references to endless values. None: no finite value satisfies it.
+
+    A model that started such a value could not end it.
+    """
     targets = dict(_targets(schema, schema))
     ends = _Ends(targets)
+    names = list(targets)
     for _ in range(_MAX_PASSES):
-        if not targets or ends.of(schema):
-            return False
-        finite = {name for name, target in targets.items() if ends.of(target)}
-        if finite == ends.finite:
-            # Without such a reference, the schema is wrong for a reason of its own.
-            return len(finite) < len(targets)
-        ends.finite = finite
-    return False
+        before = len(ends.finite)
+        ends.finite.update(
+            name for name in names if name not in ends.finite and ends.of(targets[name])
+        )
+        if len(ends.finite) == before:
+            break
+        names.reverse()
+    else:
+        return schema
+    endless = targets.keys() - ends.finite
+    if not endless:
+        # An unusable schema is wrong for a reason of its own.
+        return schema
+    if not ends.of(schema):
+        return None
+    return {key: _without(value, endless) for key, value in schema.items()}
+
+
+def _without(value: Any, endless: Collection[str]) -> Any:  # noqa: ANN401 - JSON
+    """Replace references by a schema that allows nothing."""
+    if isinstance(value, list):
+        return [_without(item, endless) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    reference = value.get("$ref")
+    if isinstance(reference, str) and reference in endless:
+        return False
+    return {key: item if key in _DATA else _without(item, endless) for key, item in value.items()}
 
 
 class _Ends:

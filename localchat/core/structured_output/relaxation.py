@@ -20,6 +20,8 @@ from localchat.errors import UsageError
 
 LENIENT: Final = {"lenient": True, "coerce_one_of": True}
 """Options with which llguidance relaxes a schema."""
+MAX_OPTIONAL: Final = 4000
+"""Most optional properties of an object. A mask takes 50 ms then."""
 _TYPES: Final = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _ROOT_REFERENCES: Final = ("/$defs/", "/definitions/")
@@ -124,6 +126,7 @@ class _Relaxation:
                 continue
             else:
                 result[key] = self._inner(value)
+        self._check_optional(result)
         self._relax_pattern_properties(result)
         self._bound_unique_items(result)
         if tag := self._tag(schema):
@@ -156,6 +159,18 @@ class _Relaxation:
             return -_MAX_INTEGER
         self.dropped.append(key)
         return None
+
+    def _check_optional(self, schema: Schema) -> None:
+        """Raise UsageError for an object with too many optional properties."""
+        properties = schema.get("properties")
+        required = schema.get("required")
+        count = len(properties) if isinstance(properties, Mapping) else 0
+        count -= len(required) if isinstance(required, list) else 0
+        if count > MAX_OPTIONAL:
+            raise UsageError(
+                f"an object of the JSON schema has {count:,} optional properties; {MAX_OPTIONAL:,} are allowed",
+                **({"field": self._field} if self._field else {}),
+            )
 
     def _check_pattern(self, pattern: Any) -> None:  # noqa: ANN401 - JSON
         """Raise UsageError for a pattern that is not a regular expression."""
@@ -317,7 +332,9 @@ class _Relaxation:
     def _relax_pattern_properties(self, schema: dict[str, Any]) -> None:
         """Remove name patterns that overlap or cannot be read, and then allow other names."""
         patterns = schema.get("patternProperties")
-        if not isinstance(patterns, Mapping):
+        if not isinstance(patterns, Mapping) or is_possible(
+            json.dumps({"patternProperties": dict.fromkeys(patterns, True)})
+        ):
             return
         kept: dict[str, Any] = {}
         for pattern, inner in patterns.items():

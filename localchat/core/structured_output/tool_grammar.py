@@ -16,10 +16,10 @@ from localchat.chat_format.parser import Rendered
 from localchat.chat_format.tool_calls.family import NUMBER, ToolCallFamily
 from localchat.core.structured_output.compiler import (
     GrammarSpec,
-    check_end,
     check_schema,
     entry_source,
     grammar_spec,
+    with_ends,
     with_style,
 )
 from localchat.core.structured_output.lark import TEXT, TagTerms, pattern
@@ -237,8 +237,8 @@ def _relaxed(tool: ToolSpec, *, spares_request: bool) -> ToolSpec:
     """
     try:
         check_schema(tool.schema, _display_name(tool))
-        schema, dropped = relax(tool.schema, "tools")
-        check_end(schema, _display_name(tool), "tools")
+        relaxed, dropped = relax(tool.schema, "tools")
+        schema = with_ends(relaxed, _display_name(tool), "tools")
         if not spares_request or is_possible(json.dumps(with_style(schema))):
             return tool._replace(schema=schema, dropped=dropped)
     except UsageError:

@@ -247,6 +247,30 @@ def test_a_compilation_that_takes_too_long_is_refused_and_blocks_no_other(
     over.set()
 
 
+@pytest.mark.parametrize("inside", ["object", "array"])
+def test_a_schema_may_have_thousands_of_optional_properties(inside: str) -> None:
+    schema: Any = {
+        "type": "object",
+        "properties": {f"p{i}": {"type": "integer"} for i in range(3000)},
+    }
+    text = b'{"p7": 1, "p2999": 2}'
+    if inside == "array":
+        schema = {"type": "array", "items": schema}
+        text = b"[%b, %b]" % (text, text)
+    one = GRAMMARS.grammar_matcher(
+        grammar_spec(Grammar("json_schema", json.dumps(schema))), room=1000
+    )
+    for token in text:
+        assert one.accept(token), one.error
+    assert one.ended
+
+
+def test_a_fault_of_the_compiler_itself_is_reported_without_its_dump() -> None:
+    source = f'start: {"a? " * 70_000}\na: "x"'
+    with pytest.raises(UsageError, match="the grammar cannot be used: it is too large"):
+        GRAMMARS.grammar_matcher(grammar_spec(Grammar("lark", source)), room=9)
+
+
 def test_a_schema_may_say_how_its_json_is_written() -> None:
     loose = Grammar("json_schema", '{"enum": [[1, 2]], "x-guidance": {"item_separator": ","}}')
     source = grammar_spec(loose)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from localchat.core.structured_output.compiler import grammar_spec
-from localchat.core.structured_output.endless_schema import is_endless
+from localchat.core.structured_output.endless_schema import finite_schema
 from localchat.core.structured_output.tool_grammar import answer_grammar
 from localchat.engine.request import GenerateRequest, Grammar, Message, Messages
 from localchat.errors import UsageError
@@ -58,8 +58,6 @@ def test_schema_whose_values_never_end_is_refused_by_its_name(schema: dict[str, 
         needs({"enum": [1], **SELF}),
         {**A, "$defs": {"A": needs(B), "B": needs({"oneOf": [A, {"type": "integer"}]})}},
         {"type": "array", "prefixItems": [{"$ref": "#"}]},
-        # An endless definition that no value needs.
-        {"type": "object", "properties": {"a": A}, "$defs": {"A": needs(A)}},
         # Without a type, any number satisfies it.
         {"properties": {"next": {"$ref": "#"}}, "required": ["next"]},
         {"$ref": "https://example.org/schema"},
@@ -71,13 +69,35 @@ def test_schema_whose_values_never_end_is_refused_by_its_name(schema: dict[str, 
     ],
 )
 def test_schema_with_a_value_that_ends_is_not_endless(schema: dict[str, Any]) -> None:
-    assert not is_endless(schema)
+    assert finite_schema(schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("inner", "finite"),
+    [
+        (A, False),
+        ({"anyOf": [A, {"type": "null"}]}, {"anyOf": [False, {"type": "null"}]}),
+        ({"type": "array", "items": A}, {"type": "array", "items": False}),
+        ({"enum": [A]}, {"enum": [A]}),
+    ],
+)
+def test_values_that_never_end_are_left_out(inner: Any, finite: Any) -> None:
+    definitions = {"A": needs(B), "B": needs(A)}
+    schema = {"type": "object", "properties": {"a": inner, "b": {"type": "null"}}}
+    assert finite_schema({**schema, "$defs": definitions}) == {
+        "type": "object",
+        "properties": {"a": finite, "b": {"type": "null"}},
+        "$defs": {"A": needs(False), "B": needs(False)},
+    }
 
 
 def test_long_chain_of_definitions_is_not_searched_forever() -> None:
     chain = {f"A{i}": needs({"$ref": f"#/$defs/A{i + 1}"}) for i in range(500)}
     schema = {"$ref": "#/$defs/A0", "$defs": {**chain, "A500": {"type": "null"}}}
-    assert not is_endless(schema)
+    assert finite_schema(schema) == schema
+    turned = dict(reversed(chain.items()))
+    loop = {"$ref": "#/$defs/A0"}
+    assert finite_schema({**schema, "$defs": {**turned, "A500": loop}}) is None
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from localchat.core.structured_output.compiler import (
     llguidance_tokenizer,
     relaxed_keywords,
 )
-from localchat.core.structured_output.relaxation import relax
+from localchat.core.structured_output.relaxation import is_possible, relax
 from localchat.engine.request import Grammar
 from localchat.errors import UsageError
 from tests.support.scripted_backend import ScriptedTokenizer
@@ -77,6 +77,20 @@ class Order(BaseModel):
 class Node(BaseModel):
     value: int
     children: "list[Node]" = []
+
+
+def test_many_name_patterns_are_checked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[str] = []
+
+    def counted(schema: str) -> bool:
+        checks.append(schema)
+        return is_possible(schema)
+
+    names = {f"^p{number}x[0-9]+$": {"type": "integer"} for number in range(60)}
+    monkeypatch.setattr("localchat.core.structured_output.relaxation.is_possible", counted)
+    assert relax({"patternProperties": names}).schema == {"patternProperties": names}
+    # One by one, 200 patterns took 22 s.
+    assert len(checks) == 1
 
 
 @pytest.mark.parametrize(
