@@ -5,6 +5,7 @@ once its arguments are complete.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -313,17 +314,20 @@ def _metrics(usage: Usage, done: Done | None) -> dict[str, int]:
     if done is not None:
         timings = done.timings
         computed = usage.prompt_tokens - usage.cached_tokens
+        # A rate leaves out the first token, so the tokens of a short answer would take longer than the request.
+        left_s = max(0.0, timings.total_s - timings.queue_s)
+        prompt_s = min(left_s, computed / (timings.prefill_tokens_per_s or math.inf))
+        left_s -= prompt_s
+        rate = timings.decode_tokens_per_s
         metrics |= {
             "total_duration": _nanoseconds(timings.load_s + timings.total_s),
             "load_duration": _nanoseconds(timings.load_s),
-            "prompt_eval_duration": _phase_duration(computed, timings.prefill_tokens_per_s),
-            "eval_duration": _phase_duration(usage.completion_tokens, timings.decode_tokens_per_s),
+            "prompt_eval_duration": _nanoseconds(prompt_s),
+            "eval_duration": _nanoseconds(
+                min(left_s, usage.completion_tokens / rate if rate else left_s)
+            ),
         }
     return metrics
-
-
-def _phase_duration(tokens: int, tokens_per_s: float | None) -> int:
-    return _nanoseconds(tokens / tokens_per_s) if tokens_per_s else 0
 
 
 def _call(block: ContentBlock) -> Json:

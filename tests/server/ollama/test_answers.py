@@ -5,7 +5,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from localchat.engine.events import Finished, Reasoning, Text, ToolCall
+from localchat.engine.events import (
+    Done,
+    Finished,
+    Reasoning,
+    Speculation,
+    Text,
+    Timings,
+    ToolCall,
+    Usage,
+)
 from localchat.engine.request import (
     CalledTool,
     Grammar,
@@ -19,6 +28,7 @@ from localchat.errors import EngineDied
 from localchat.pool.entry import NEVER
 from localchat.server.config import ServerConfig, ServerLimits
 from localchat.server.leases import AsyncLease
+from localchat.server.ollama.answers import OllamaFormatter
 from localchat.server.ollama.requests import keep_alive_s
 from tests.support.http_server import NAME, Reply, Stage, Wire, ask, running, serving
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
@@ -91,6 +101,19 @@ def test_calls_of_one_answer_are_numbered(stage: Stage) -> None:
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     # LiteLLM joins calls that have no index beside the function.
     assert [(call["index"], call["function"]["index"]) for call in calls] == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(("tokens", "rate"), [(1, None), (2, 10.0), (50, 500.0)])
+def test_phases_take_no_longer_than_the_request(tokens: int, rate: float | None) -> None:
+    timings = Timings(2.0, 0.3, 0.5, 100.0, rate, None, None, None, 1.45)
+    done = Done(Usage(20, 0, tokens), timings, 0, 0, Speculation(), "")
+    formatter = OllamaFormatter(NAME, lambda piece: {}, with_logprobs=False)
+    last = json.loads(formatter.finish(done.usage, done))
+    phases = ("load_duration", "prompt_eval_duration", "eval_duration")
+    assert sum(last[name] for name in phases) <= last["total_duration"]
+    assert (last["load_duration"], last["prompt_eval_duration"]) == (2 * 10**9, 2 * 10**8)
+    # Programs divide by it.
+    assert last["eval_duration"] > 0
 
 
 def test_an_answer_that_was_cut_off_says_so(stage: Stage) -> None:
