@@ -13,6 +13,7 @@ from tests.support.http_server import Reply, Stage, ask, chat
 
 IGNORED = "x-localchat-ignored"
 MESSAGES = [{"role": "user", "content": "hi"}]
+FUNCTION = {"type": "function", "name": "f", "parameters": {}}
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "hi"},
@@ -70,7 +71,7 @@ def test_field_that_would_change_the_answer_is_rejected(
     [
         # Codex sends the first, OpenAI's libraries the second.
         (
-            {"tools": [{"type": "image_generation", "output_format": "png"}]},
+            {"tools": [{"type": "image_generation", "output_format": "png"}, FUNCTION]},
             "tools.output_format, tools.image_generation",
         ),
         ({"reasoning": {"effort": "low", "context": "all_turns"}}, "reasoning.context"),
@@ -189,7 +190,7 @@ def test_fields_of_messages_and_options_are_named_by_their_path(stage: Stage) ->
 
 
 def test_tools_that_run_elsewhere_are_named(stage: Stage) -> None:
-    tools = [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": {}}]
+    tools = [{"type": "web_search"}, FUNCTION]
     reply = post(stage, "/v1/responses", tools=tools)
     assert (reply.status, reply.headers[IGNORED]) == (200, "tools.web_search")
 

@@ -24,7 +24,7 @@ from localchat.server.openai_responses.protocol import (
     ResponsesToolChoice,
 )
 
-_CALLABLE: Final = ("function", "namespace", "mcp")
+CALLABLE: Final = ("function", "namespace", "mcp")
 """Types of tools that a model can call here. The server runs those of `mcp`, and the client the others."""
 _LOGPROBS: Final = "message.output_text.logprobs"
 _FIELD_NAMES: Final = {
@@ -73,6 +73,14 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
         )
     tools = [named for index, tool in enumerate(body.tools or ()) for named in _tools(index, tool)]
     servers = [tool for tool in body.tools or () if tool.type == "mcp"]
+    ignored = _ignored_tools(body.tools or ())
+    if ignored and not tools and not servers and body.tool_choice != "none":
+        # Clients that need a search get no invented answer. Codex also sends one, beside its functions.
+        raise bad_request(
+            f"None of the tools can be called here ({', '.join(ignored)}): describe functions, or name MCP "
+            "servers that this server offers.",
+            param="tools",
+        )
     choice, allowed = _tool_choice(body.tool_choice)
     if allowed is not None:
         tools = [(tool, name) for tool, name in tools if name in allowed]
@@ -113,7 +121,7 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
     )
     names = {name.model_name: name for _, name in tools}
     mcp = McpRequest(tuple(servers), frozenset(conversation.listed), required)
-    return ResponsesChat(chat, names, mcp, _ignored_tools(body.tools or ()))
+    return ResponsesChat(chat, names, mcp, ignored)
 
 
 def with_own_field_names(error: ApiError) -> ApiError:
@@ -268,8 +276,8 @@ def _tools(
 ) -> Sequence[tuple[ChatTool, ToolName]]:
     """Return the functions of an entry, with the client's names.
 
-    Other tools are left out, such as a search on OpenAI's servers: clients always send them, even if they do
-    not need them.
+    Other tools are left out, such as a search on OpenAI's servers: clients such as Codex always send them, even
+    if they do not need them.
     """
     path = f"tools[{index}].name"
     match tool.type:
@@ -291,7 +299,7 @@ def _ignored_tools(tools: Sequence[ResponsesTool]) -> tuple[str, ...]:
     """Return the types of tools that do not run here, as names of fields."""
     namespaces = [tool for tool in tools if tool.type == "namespace"]
     inner = [tool for namespace in namespaces for tool in namespace.tools or ()]
-    names = [f"tools.{tool.type}" for tool in (*tools, *inner) if tool.type not in _CALLABLE]
+    names = [f"tools.{tool.type}" for tool in (*tools, *inner) if tool.type not in CALLABLE]
     return tuple(dict.fromkeys(names))
 
 

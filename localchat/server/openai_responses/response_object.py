@@ -14,7 +14,7 @@ from localchat.server.formatters import new_id
 from localchat.server.generation import ChoiceEnd
 from localchat.server.openai_responses.mcp import McpListing, McpName, error_json
 from localchat.server.openai_responses.protocol import ReasoningConfig, ResponsesBody
-from localchat.server.openai_responses.requests import ToolName
+from localchat.server.openai_responses.requests import CALLABLE, ToolName
 
 Json: TypeAlias = dict[str, Any]
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -66,7 +66,7 @@ class ResponseObject:
             "temperature": body.temperature,
             "text": {"format": (body.text and body.text.format) or TypedFormat(type="text")},
             "tool_choice": body.tool_choice or "auto",
-            "tools": body.tools or [],
+            "tools": [tool for tool in body.tools or () if tool.type in CALLABLE],
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": _usage(usage) if usage else None,

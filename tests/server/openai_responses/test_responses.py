@@ -320,8 +320,18 @@ def test_model_sees_allowed_tools_only(stage: Stage) -> None:
 
 def test_tools_of_other_machines_are_left_out(stage: Stage) -> None:
     tools = [{"type": "web_search"}, {"type": "code_interpreter", "container": {}}, TOOL]
-    assert respond(stage, tools=tools).status == 200
+    reply = respond(stage, tools=tools)
     assert [tool["function"]["name"] for tool in stage.prompt.tools] == ["look"]
+    # The response names the tools that the model had.
+    assert [tool["type"] for tool in reply.json["tools"]] == ["function"]
+
+
+def test_tools_of_other_machines_alone_are_refused(stage: Stage) -> None:
+    tools = [{"type": "web_search"}, {"type": "custom", "name": "patch"}]
+    reply = respond(stage, tools=tools)
+    assert (reply.status, reply.error["param"]) == (400, "tools")
+    assert "tools.web_search, tools.custom" in reply.error["message"]
+    assert respond(stage, tools=tools, tool_choice="none").status == 200
 
 
 def test_a_function_of_a_namespace_comes_back_with_it(stage: Stage) -> None:
