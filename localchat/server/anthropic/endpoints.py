@@ -200,5 +200,5 @@ def _stop(end: ChoiceEnd | None) -> dict[str, str | None]:
         case ChoiceEnd(reason="tool_calls"):
             reason = "tool_use"
         case ChoiceEnd(reason="length"):
-            reason = "max_tokens"
+            reason = "model_context_window_exceeded" if end.context_full else "max_tokens"
     return {"stop_reason": reason, "stop_sequence": sequence}

@@ -40,7 +40,7 @@ class ConversationEndpoint:
         variants = await template_variants(lease, prompt)
         return GenerationSpec(
             [[msgspec.structs.replace(self.request, prompt=variant) for variant in variants]],
-            single_call=self.chat.single_call,
+            single_call=self.chat.has_one_call,
             progress=self.streams and bool(self.chat.fields.return_progress),
         )
 

@@ -58,6 +58,11 @@ class ChatRequest:
     format_field: str = "response_format"
     """The protocol's field for the format of the answer, for errors."""
 
+    @property
+    def has_one_call(self) -> bool:
+        """Whether the answer may have one call only. A tool that the client names is called exactly once."""
+        return self.single_call or self.tool_choice.name is not None
+
 
 def engine_request(chat: ChatRequest, limits: ServerLimits, client: Client) -> GenerateRequest:
     """Return the engine's request for a conversation, with every value checked. Raises ApiError."""
@@ -100,7 +105,7 @@ def conversation(chat: ChatRequest, limits: ServerLimits) -> Messages:
         messages=messages,
         tools=tools,
         tool_choice=choice,
-        parallel_tool_calls=not chat.single_call,
+        parallel_tool_calls=not chat.has_one_call,
         bind_arguments=chat.bind_arguments,
         template_options=options,
         thinking=thinking,

@@ -144,6 +144,7 @@ def test_a_whole_answer_is_one_message(stage: Stage) -> None:
         (Finished(0, "stop"), "end_turn", None),
         (Finished(0, "stop", "###"), "stop_sequence", "###"),
         (Finished(0, "length"), "max_tokens", None),
+        (Finished(0, "length", limit="context"), "model_context_window_exceeded", None),
     ],
 )
 def test_answer_has_its_stop_reason(
@@ -304,7 +305,7 @@ def test_an_answer_that_was_begun_is_gone_on_with(stage: Stage) -> None:
         ({"type": "auto"}, "auto", True),
         ({"type": "any"}, "required", True),
         ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
-        ({"type": "tool", "name": "look"}, "look", True),
+        ({"type": "tool", "name": "look"}, "look", False),
         ({"type": "none"}, "none", True),
         (None, "auto", True),
     ],

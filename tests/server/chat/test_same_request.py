@@ -108,3 +108,19 @@ def test_a_conversation_is_the_same_request_in_every_protocol(
     )
     assert stage.last.max_tokens == 50
     assert stage.last.sampling.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "choice"),
+    [
+        ("/v1/chat/completions", CHAT, {"type": "function", "function": {"name": "read"}}),
+        ("/v1/messages", MESSAGES, {"type": "tool", "name": "read"}),
+        ("/v1/responses", RESPONSE, {"type": "function", "name": "read"}),
+    ],
+)
+def test_a_named_tool_is_called_exactly_once(
+    stage: Stage, path: str, body: dict[str, Any], choice: dict[str, Any]
+) -> None:
+    body = {**body, "parallel_tool_calls": True, "tool_choice": choice}
+    assert ask(stage, path, body).status == 200
+    assert (stage.prompt.tool_choice, stage.prompt.parallel_tool_calls) == ("read", False)
