@@ -17,7 +17,7 @@ from functools import partial
 from io import BufferedIOBase
 from pathlib import Path
 from queue import SimpleQueue
-from typing import BinaryIO, NoReturn, cast
+from typing import BinaryIO, NoReturn, TypeAlias, cast
 
 import msgspec
 
@@ -49,6 +49,8 @@ from localchat.errors import FAULT_STATUS, DeviceFault, EngineClosed, LocalchatE
 from localchat.fit.hardware import read_cores
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
+
+Tasks: TypeAlias = SimpleQueue[tuple[int, Callable[[], None]]]
 
 _INPUT_THREADS = 2
 _SWITCH_S = 0.0002
@@ -151,8 +153,10 @@ class EngineProcess:
         self._frames = frames
         self._sender = sender
         self._counters = counters
-        self._tasks: SimpleQueue[tuple[int, Callable[[], None]]] = SimpleQueue()
+        self._tasks: Tasks = SimpleQueue()
         """Tasks of the input threads, by the id that an error of theirs names."""
+        self._counts: Tasks = SimpleQueue()
+        """Texts to tokenize without an answer, for a thread of their own: one may take half a minute."""
         self._lock = threading.Lock()
         self._preparing: set[int] = set()
         self._cancelled: set[int] = set()
@@ -164,8 +168,8 @@ class EngineProcess:
         """Load the model and serve until stdin closes. Return the exit status. Raises DeviceFault."""
         threading.stack_size(_STACK_BYTES)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
-        for _ in range(_INPUT_THREADS):
-            threading.Thread(target=self._work, name="input", daemon=True).start()
+        for tasks in (*[self._tasks] * _INPUT_THREADS, self._counts):
+            threading.Thread(target=self._work, args=(tasks,), name="input", daemon=True).start()
         try:
             embedding = self._opened.embedding
             loaded: EngineCore | Embedder
@@ -296,7 +300,9 @@ class EngineProcess:
                 self._tasks.put((id_, partial(self._accept, frame)))
             case protocol.Tokenize(id_, text, special):
                 self._reply(
-                    id_, lambda: protocol.TokensReply(id_, processor.tokenize(text, special))
+                    id_,
+                    lambda: protocol.TokensReply(id_, processor.tokenize(text, special)),
+                    self._counts,
                 )
             case protocol.Detokenize(id_, tokens):
                 self._reply(id_, lambda: protocol.TextReply(id_, processor.detokenize(tokens)))
@@ -304,7 +310,9 @@ class EngineProcess:
                 self._reply(id_, lambda: protocol.TextReply(id_, processor.render(messages)))
             case protocol.PromptTokens(id_, messages):
                 self._reply(
-                    id_, lambda: protocol.TokensReply(id_, processor.prompt_tokens(messages))
+                    id_,
+                    lambda: protocol.TokensReply(id_, processor.prompt_tokens(messages)),
+                    self._counts,
                 )
             case protocol.Embed(id_):
                 self._tasks.put((id_, partial(self._embed, frame)))
@@ -315,8 +323,10 @@ class EngineProcess:
             case _:
                 raise protocol.FrameError(f"a second {type(frame).__name__}")
 
-    def _reply(self, id_: int, answer: Callable[[], msgspec.Struct]) -> None:
-        self._tasks.put((id_, lambda: self._sender.send(answer())))
+    def _reply(
+        self, id_: int, answer: Callable[[], msgspec.Struct], tasks: Tasks | None = None
+    ) -> None:
+        (tasks or self._tasks).put((id_, lambda: self._sender.send(answer())))
 
     def _close(self) -> None:
         """End the process. The core stops after its step, and a load at its next progress report."""
@@ -331,9 +341,9 @@ class EngineProcess:
         self._opened.render_process.close()
         os._exit(0)
 
-    def _work(self) -> None:
+    def _work(self, tasks: Tasks) -> None:
         while True:
-            id_, task = self._tasks.get()
+            id_, task = tasks.get()
             try:
                 task()
             except LocalchatError as error:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -177,3 +178,22 @@ def test_why_the_cache_missed_is_reported(port: int) -> None:
     assert timings["cache_n"] < timings["prompt_n"]
     assert timings["why_missed"]
     assert {"speedup", "speculation_off", "ttft_s"} <= set(timings)
+
+
+def test_long_texts_to_count_do_not_delay_a_chat(smollm2_engine: LocalEngine, port: int) -> None:
+    text = "word and text; " * 70_000
+    with ThreadPoolExecutor(3) as threads:
+        counts = [threads.submit(smollm2_engine.tokenize, text, special=False) for _ in range(3)]
+        assert chat(port, max_tokens=1).status == 200
+        assert not any(count.done() for count in counts)
+
+
+def test_named_tool_is_called_exactly_once(port: int) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    choice = {"type": "function", "function": {"name": "weather"}}
+    question = "What is the weather in Paris and in Rome?"
+    reply = chat(port, question, tools=[tool], tool_choice=choice, max_tokens=200)
+    (answer,) = reply.json["choices"]
+    assert answer["finish_reason"] == "tool_calls"
+    assert [call["function"]["name"] for call in answer["message"]["tool_calls"]] == ["weather"]
