@@ -77,7 +77,7 @@ def _rules(lark: str) -> dict[str, list[str]]:
 def _ends(terms: Sequence[str], endless: Collection[str]) -> bool:
     """Return True if an alternative of a rule needs none of the endless rules."""
     groups: list[tuple[bool, bool]] = []
-    """For each open group: whether an alternative before it ends, and the items before it."""
+    """Whether an alternative before each open group ends, and whether the items before it do."""
     any_ends = False
     items_end = True
     last_ends = True

@@ -52,7 +52,8 @@ def _without(value: Any, endless: Collection[str]) -> Any:  # noqa: ANN401 - JSO
     reference = value.get("$ref")
     if isinstance(reference, str) and reference in endless:
         return False
-    return {key: item if key in _DATA else _without(item, endless) for key, item in value.items()}
+    data = {key: item for key, item in value.items() if key in _DATA}
+    return {key: _without(item, endless) for key, item in value.items()} | data
 
 
 class _Ends:

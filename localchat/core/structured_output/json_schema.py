@@ -151,13 +151,14 @@ def _adds_keys(part: Schema, properties: Mapping[str, Any]) -> bool:
     """Return whether a part of an object's schema may allow keys besides its properties."""
     if _mentions(part, (*_KEYS, *_REFERENCES, "patternProperties")):
         return True
-    named = [*_strings(part.get("properties")), *_strings(part.get("required"))]
+    named = [*strings(part.get("properties")), *strings(part.get("required"))]
     return any(key not in properties for key in named) or any(
         _adds_keys(inner, properties) for inner in _direct_parts(part)
     )
 
 
-def _strings(value: Any) -> list[str]:  # noqa: ANN401 - JSON
+def strings(value: Any) -> list[str]:  # noqa: ANN401 - JSON
+    """Return the names in a list, or the keys of an object."""
     if isinstance(value, dict | list):
         return [item for item in value if isinstance(item, str)]
     return []

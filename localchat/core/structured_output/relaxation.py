@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from localchat.core.structured_output.endless_schema import referred
+from localchat.core.structured_output.json_schema import strings
 from localchat.core.structured_output.patterns import is_part, pattern_fault, plain_pattern
 from localchat.errors import UsageError
 
@@ -91,7 +92,7 @@ class _Relaxation:
 
     def __init__(self, root: Schema, field: str) -> None:
         self._root = root
-        self._field = field
+        self._details = {"field": field} if field else {}
         self._tag_of = dict(self._tagged(root))
         self.dropped: list[str] = []
 
@@ -162,14 +163,12 @@ class _Relaxation:
 
     def _check_optional(self, schema: Schema) -> None:
         """Raise UsageError for an object with too many optional properties."""
-        properties = schema.get("properties")
-        required = schema.get("required")
-        count = len(properties) if isinstance(properties, Mapping) else 0
-        count -= len(required) if isinstance(required, list) else 0
+        required = strings(schema.get("required"))
+        count = len(strings(schema.get("properties"))) - len(required)
         if count > MAX_OPTIONAL:
             raise UsageError(
                 f"an object of the JSON schema has {count:,} optional properties; {MAX_OPTIONAL:,} are allowed",
-                **({"field": self._field} if self._field else {}),
+                **self._details,
             )
 
     def _check_pattern(self, pattern: Any) -> None:  # noqa: ANN401 - JSON
@@ -181,10 +180,9 @@ class _Relaxation:
             fault = "it is not a string"
             shown = json.dumps(pattern)
         if fault:
-            details = {"field": self._field} if self._field else {}
             raise UsageError(
                 f"the pattern {shown[:100]!r} of the JSON schema is not a regular expression: {fault}",
-                **details,
+                **self._details,
             )
 
     def _tagged(self, value: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON

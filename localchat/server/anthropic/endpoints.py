@@ -199,6 +199,8 @@ def _stop(end: ChoiceEnd | None) -> dict[str, str | None]:
             reason = "end_turn"
         case ChoiceEnd(reason="tool_calls"):
             reason = "tool_use"
+        case ChoiceEnd(reason="length", context_full=True):
+            reason = "model_context_window_exceeded"
         case ChoiceEnd(reason="length"):
-            reason = "model_context_window_exceeded" if end.context_full else "max_tokens"
+            reason = "max_tokens"
     return {"stop_reason": reason, "stop_sequence": sequence}

@@ -314,18 +314,17 @@ def _metrics(usage: Usage, done: Done | None) -> dict[str, int]:
     if done is not None:
         timings = done.timings
         computed = usage.prompt_tokens - usage.cached_tokens
-        # A rate leaves out the first token, so the tokens of a short answer would take longer than the request.
         left_s = max(0.0, timings.total_s - timings.queue_s)
         prompt_s = min(left_s, computed / (timings.prefill_tokens_per_s or math.inf))
-        left_s -= prompt_s
-        rate = timings.decode_tokens_per_s
+        # The rate leaves out the first token, so a short answer would take longer than its request.
+        eval_s = left_s - prompt_s
+        if timings.decode_tokens_per_s:
+            eval_s = min(eval_s, usage.completion_tokens / timings.decode_tokens_per_s)
         metrics |= {
             "total_duration": _nanoseconds(timings.load_s + timings.total_s),
             "load_duration": _nanoseconds(timings.load_s),
             "prompt_eval_duration": _nanoseconds(prompt_s),
-            "eval_duration": _nanoseconds(
-                min(left_s, usage.completion_tokens / rate if rate else left_s)
-            ),
+            "eval_duration": _nanoseconds(eval_s),
         }
     return metrics
 
