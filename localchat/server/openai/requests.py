@@ -183,7 +183,7 @@ def completion_requests(
     """Return the engine's requests for a plain completion, one for each prompt. Raises ApiError."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request("The field 'best_of' cannot differ from 'n'.", param="best_of")
-    if body.suffix is not None and body.echo:
+    if body.suffix and body.echo:
         raise bad_request("The fields 'suffix' and 'echo' do not go together.", param="echo")
     requested = {"max_tokens": body.max_tokens, "n_predict": body.n_predict}
     if body.max_tokens is None and body.n_predict is None:
@@ -215,7 +215,7 @@ def _prompts(body: CompletionBody, limits: ServerLimits) -> list[Prompt]:
     model's own tokens.
     """
     prompt = body.prompt
-    if body.suffix is not None:
+    if body.suffix:
         match prompt:
             case None:
                 prompt = ""

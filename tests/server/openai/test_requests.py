@@ -474,6 +474,13 @@ def _ends(count: int) -> list[Finished]:
     return [Finished(choice, "stop") for choice in range(count)]
 
 
+def test_an_empty_suffix_is_none(stage: Stage) -> None:
+    body = {"prompt": ["a", "b"], "suffix": "", "echo": True}
+    reply = ask(stage, "/v1/completions", body).json
+    assert [choice["text"] for choice in reply["choices"]] == ["aHello.", "bHello."]
+    assert isinstance(stage.last.prompt, Prompt)
+
+
 def test_a_suffix_makes_it_a_gap_to_fill_that_goes_first(stage: Stage) -> None:
     ask(stage, "/v1/completions", {"prompt": "def f(", "suffix": "return 1"})
     assert stage.last.prompt == Infill("def f(", "return 1")
