@@ -26,7 +26,7 @@ from localchat.server.chat.options import (
     checked_logprobs,
     generate_request,
 )
-from localchat.server.chat.request import ChatRequest, engine_request
+from localchat.server.chat.request import EFFORTS, ChatRequest, engine_request
 from localchat.server.chat.structure import ResponseFormat, TokenFields
 from localchat.server.config import ServerLimits
 from localchat.server.errors import ApiError, bad_request
@@ -172,6 +172,12 @@ def _chat_options(body: AnswerBody) -> ChatRequest:
     effort = None
     if isinstance(body.think, bool):
         template_options["enable_thinking"] = body.think
+    elif body.think and body.think not in (*EFFORTS, "max"):
+        efforts = ", ".join(EFFORTS)
+        raise bad_request(
+            f"The field 'think' must be true, false or one of {efforts}; got {body.think[:50]!r}.",
+            param="think",
+        )
     else:
         effort = body.think
     return ChatRequest(

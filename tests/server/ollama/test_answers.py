@@ -178,6 +178,14 @@ def test_thinking_is_switched(stage: Stage, think: Any, thinking: str, options: 
     assert (stage.prompt.thinking, stage.prompt.template_options) == (thinking, options)
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_an_unknown_effort_is_refused_by_the_name_of_its_field(stage: Stage, path: str) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    reply = ask(stage, path, {"model": NAME, "prompt": "hi", "messages": messages, "think": "deep"})
+    assert reply.status == 400
+    assert "'think' must be true, false or one of none, minimal" in reply.json["error"]
+
+
 def test_a_conversation_with_tools_is_carried_whole(stage: Stage) -> None:
     talk(
         stage,
