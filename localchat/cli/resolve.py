@@ -42,6 +42,7 @@ from localchat.models.resolve import (
 )
 
 if TYPE_CHECKING:
+    from localchat.config.mcp_servers import McpServer
     from localchat.engine.attached.protocol import AttachSpec
     from localchat.engine.events import Done
     from localchat.engine.interface import Engine, EngineInfo
@@ -92,6 +93,11 @@ class Inputs:
     def remotes(self) -> Mapping[str, Remote]:
         """Remote engines of the settings file, by name."""
         return self._file.remotes
+
+    @property
+    def mcp_servers(self) -> "Mapping[str, McpServer]":
+        """MCP servers of the settings file, by name."""
+        return self._file.mcp_servers
 
     @property
     def notices(self) -> tuple[str, ...]:

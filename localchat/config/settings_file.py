@@ -33,6 +33,7 @@ from localchat.config.paths import read_input
 from localchat.config.remotes import Remote, find_remote, read_remotes
 from localchat.config.settings import REMOVED, Given, check_key, convert, find_key
 from localchat.errors import LocalchatError, UsageError, os_errors_as, reason
+from localchat.suggestions import closest
 
 _SECTIONS = (
     'settings belong under [defaults] or under a model, as [models."NAME"]; keys of the screen under '
@@ -42,7 +43,7 @@ _SECTIONS = (
 
 
 _MAX_BYTES = 1_000_000
-_SECTION_NAMES = ("defaults", "models", "keys", "remotes", "presets", "mcp")
+_SECTION_NAMES = ("defaults", "models", "keys", "remotes", "mcp")
 
 
 class SettingsFile(msgspec.Struct, frozen=True):
@@ -54,16 +55,8 @@ class SettingsFile(msgspec.Struct, frozen=True):
     keys: Mapping[str, str] = msgspec.field(default_factory=dict)
     remotes: Mapping[str, Remote] = msgspec.field(default_factory=dict)
     mcp_servers: Mapping[str, McpServer] = msgspec.field(default_factory=dict)
-    removed: tuple[str, ...] = ()
-    """Keys of earlier releases that the file still has. They have no effect."""
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """Sentences about the removed keys, for the user."""
-        return tuple(
-            f"{self.path}: {key} was removed, because {REMOVED[key]}. Delete it."
-            for key in self.removed
-        )
+    notices: tuple[str, ...] = ()
+    """Sentences for the user about sections and removed keys that have no effect."""
 
     @property
     def variables(self) -> frozenset[str]:
@@ -95,10 +88,18 @@ def read_settings(path: Path) -> SettingsFile:
         table = loads(text)
     except TOMLDecodeError as problem:
         raise UsageError(f"the settings file {path} is not TOML: {problem}") from problem
-    removed = tuple(_without_removed(table))
+    notices = [
+        f"{path}: {key} was removed, because {REMOVED[key]}. Delete it."
+        for key in _without_removed(table)
+    ]
+    # Another release may have more sections, and one of them must not stop every command of this one.
     for name in table:
-        if name not in _SECTION_NAMES:
-            raise UsageError(f"{path}: there is no section {name!r}", hint=_SECTIONS)
+        if name in _SECTION_NAMES:
+            continue
+        advice = _SECTIONS
+        if nearest := closest(name, _SECTION_NAMES):
+            advice = f"did you mean [{nearest[0]}]?"
+        notices.append(f"{path}: there is no section {name!r}, so it has no effect; {advice}")
     models = _table(path, "[models]", table.get("models", {}))
     return SettingsFile(
         path,
@@ -107,7 +108,7 @@ def read_settings(path: Path) -> SettingsFile:
         _keys(path, table.get("keys", {})),
         read_remotes(path, table.get("remotes", {})),
         read_mcp_servers(path, table.get("mcp", {})),
-        removed,
+        tuple(notices),
     )
 
 

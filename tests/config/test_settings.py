@@ -136,7 +136,8 @@ def test_keys_of_earlier_releases_are_reported_and_have_no_effect(tmp_path: Path
     assert settings.defaults == {"seed": 1}
     assert settings.models == {"a": {}}
     assert settings.keys == {"chat.new": "ctrl+k"}
-    assert sorted(settings.removed) == ["metrics.terms", "presets", "routes", "technical_metrics"]
+    removed = sorted(notice.split()[1] for notice in settings.notices)
+    assert removed == ["metrics.terms", "presets", "routes", "technical_metrics"]
     assert "technical_metrics was removed, because" in " ".join(settings.notices)
     write_setting(file, "seed", "2")
     assert read_settings(file).defaults == {"seed": 2}

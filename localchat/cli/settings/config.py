@@ -16,6 +16,11 @@ from localchat.errors import LocalchatError
 
 _SUBCOMMANDS = ("completion", "mcp")
 """Subcommands with a module of their own, which is imported when it is used."""
+_NAMES = (
+    *("model", "draft", "mmproj", "lora", "remote"),
+    *("backend", "llamacpp_library", "tools", "root"),
+)
+"""Keys whose value names something that may be missing."""
 
 
 class _ConfigGroup(DefaultGroup):
@@ -170,11 +175,38 @@ def _names_of(app: AppContext, model: str) -> tuple[str, ...]:
 
 
 def _write(app: AppContext, key: str, value: str | None, model: str | None) -> None:
+    from localchat.config.settings import find_key
     from localchat.config.settings_file import write_setting
 
     file = find_paths(app.environ).settings_file
     write_setting(file, key, value, model)
     tell(f"localchat: wrote {file}")
+    if value is not None and (model or find_key(key, "") in _NAMES):
+        _report_missing(app, model)
+
+
+def _report_missing(app: AppContext, model: str | None) -> None:
+    """Report the error that the next answer with these settings would end with."""
+    from localchat.backend_api.registry import require_for_file
+    from localchat.cli.resolve import Inputs, engine_options, resolve_inputs
+    from localchat.config.paths import expand_home
+    from localchat.tools.root import Root
+    from localchat.tools.toolset import parse_groups
+
+    try:
+        inputs = Inputs(app, {}, model)
+        setup = resolve_inputs(inputs)
+        settings = setup.settings
+        engine_options(setup)
+        if setup.model.remote is None:
+            require_for_file(setup.model.path, settings.backend)
+        parse_groups(settings.tools, inputs.mcp_servers)
+        if settings.root:
+            Root(expand_home(settings.root)).close()
+    except LocalchatError as problem:
+        tell(f"localchat: this does not work yet: {problem.message}")
+        for line in problem.hint.splitlines():
+            tell(f"  {line}")
 
 
 def _unset_sampling(

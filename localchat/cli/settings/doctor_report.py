@@ -105,20 +105,25 @@ def diagnose(app: AppContext) -> Diagnosis:
 
 
 def _troubles(paths: Paths, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield errors in settings, models.toml, aliases and folders, which would end other commands."""
+    """Yield errors in settings, models.toml, aliases and folders, and settings without an effect."""
     from localchat.config.settings import from_environment, resolve
     from localchat.config.settings_file import read_settings
     from localchat.models.aliases import read_aliases
     from localchat.models.catalog import read_catalog
 
     def settings() -> None:
-        resolve(read_settings(paths.settings_file).layer(), from_environment(environ))
+        file = read_settings(paths.settings_file)
+        notices.extend(file.notices)
+        resolve(file.layer(), from_environment(environ))
 
+    notices: list[str] = []
     for read in (settings, lambda: read_catalog(paths), lambda: read_aliases(paths)):
         try:
             read()
         except LocalchatError as problem:
             yield "; ".join(filter(None, (problem.message, problem.hint)))
+        yield from notices
+        notices.clear()
 
 
 def _choices(backends: Mapping[str, Backend], offload: Mapping[str, bool]) -> Iterator[str]:

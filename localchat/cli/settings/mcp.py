@@ -16,6 +16,7 @@ from localchat.config.mcp_servers import McpServer, as_table
 from localchat.config.paths import find_paths
 from localchat.errors import ExitCode, UsageError
 from localchat.sanitize import sanitize, sanitize_line
+from localchat.suggestions import did_you_mean
 
 _MAX_ABOUT: Final = 100
 """Characters of a tool's description that `test` shows."""
@@ -119,6 +120,7 @@ def remove(app: AppContext, name: str) -> None:
 def test(app: AppContext, name: str) -> int:
     """Start a server, and list its tools and prompts."""
     server = _server(app, name)
+    tell(f"localchat: starting {name} …")
     lines, problems = asyncio.run(_tried(server, app))
     print_lines(app.environ, lines)
     for problem in problems:
@@ -164,6 +166,6 @@ def _server(app: AppContext, name: str) -> McpServer:
     if name not in servers:
         raise UsageError(
             f"there is no MCP server {name!r}",
-            hint=f"there are {', '.join(servers)}" if servers else "localchat config mcp add",
+            hint=did_you_mean(name, servers) if servers else "localchat config mcp add",
         )
     return servers[name]

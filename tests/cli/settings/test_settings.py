@@ -160,7 +160,6 @@ def test_every_variable_that_the_repository_reads_is_known() -> None:
         ("[defaults]\nspeculation = 'perhaps'\n", ("speculation", "true or false")),
         ("[models.'a b']\nseed = 1.5\n", ('[models."a b"]', "seed", "whole number")),
         ("[models.x]\nmodel = 'y'\n", ("cannot name a model",)),
-        ("[default]\nseed = 1\n", ("'default'", "[defaults]")),
         ("defaults = 3\n", ("not a section",)),
         ("[defaults\n", ("not TOML", "line 1")),
     ],
@@ -173,6 +172,32 @@ def test_errors_name_the_file_the_key_and_what_is_valid(
     assert (code, out) == (2, "")
     assert str(file) in err
     assert all(word in err for word in told)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "[default]\nseed = 1\n",
+            "no section 'default', so it has no effect; did you mean [defaults]?",
+        ),
+        (
+            "temperature = 1\n",
+            "no section 'temperature', so it has no effect; settings belong under",
+        ),
+        ("[voice]\nname = 'x'\n[defaults]\nseed = 1\n", "no section 'voice', so it has no effect;"),
+    ],
+)
+def test_an_unknown_section_is_reported_and_stops_no_command(
+    call: Call, file: Path, text: str, told: str
+) -> None:
+    file.write_text(text)
+    code, _, err = call(SCENARIOS["hello"], "hi")
+    assert code == 0
+    assert str(file) in err
+    assert told in err
+    assert call(SCENARIOS["hello"], "config", "set", "seed", "2", named=False).code == 0
+    assert read_settings(file).defaults["seed"] == 2
 
 
 def test_values_from_flag_and_environment_are_refused_in_the_same_words(call: Call) -> None:
@@ -220,6 +245,32 @@ def test_config_shows_sets_and_unsets(
     assert call(nothing, "config", "temperature", named=False).out == "0.8\n"
     listed = call(nothing, "config", "keys", named=False).out
     assert all(variable(key) in listed for key in PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("model", "nope"), "no model 'nope'"),
+        (("draft", "nope"), "no model 'nope' (the draft model)"),
+        (("lora", "nope"), "there is no file or folder nope"),
+        (("backend", "nope"), "no backend is called 'nope'"),
+        (("tools", "nope"), "there are no tools 'nope'"),
+        (("root", "/nope"), "--root /nope cannot be used"),
+        (("seed", "1", "--for", "nope"), "no model 'nope'"),
+        (("model", "guide"), ""),
+        (("tools", "read"), ""),
+        (("seed", "1", "--for", "guide"), ""),
+    ],
+)
+def test_config_set_reports_a_name_that_leads_nowhere_and_writes_it(
+    call: Call, file: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    code, _, err = call(SCENARIOS["hello"], "config", "set", *arguments, named=False)
+    assert code == 0
+    assert err.startswith(f"localchat: wrote {file}\n")
+    assert f"{arguments[0]} = " in file.read_text()
+    assert ("this does not work yet" in err) is bool(told)
+    assert told in err
 
 
 def test_config_claims_no_sampling_for_a_model_that_it_does_not_know(call: Call) -> None:
