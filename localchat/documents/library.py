@@ -127,7 +127,7 @@ class DocumentLibrary:
                 message += f"; did you mean @{near[0]}?"
             raise UsageError(
                 message,
-                hint="localchat learn --list shows them. To send @ as text, put -- before the prompt.",
+                hint=f"localchat learn --list shows them. To send the name as text, write @@{match[1]}",
             )
 
     def unknown_first_mention(self, text: str) -> str:

@@ -3,28 +3,30 @@
 The one-shot answer, the line mode and the screen are imported when they are used, so that each starts fast.
 """
 
-import shlex
 import sys
-from pathlib import PurePath
+from pathlib import Path
 
 import click
 import msgspec
 
 from localchat import gc_control
-from localchat.chat.conversation import Conversation, Inclusion, Question
+from localchat.chat.conversation import Conversation, Question
 from localchat.cli.chat.ask_options import AskOptions, ask_options
 from localchat.cli.chat.choose_model import fetched_if_wanted
 from localchat.cli.chat.conversation_options import resumed
-from localchat.cli.chat.prompt import decoded_words, join_parts, read_files, read_stdin
+from localchat.cli.chat.prompt import (
+    decoded_words,
+    prompt_of,
+    read_files,
+    read_stdin,
+    with_named_files,
+)
 from localchat.cli.context import app_context
 from localchat.cli.options import AFTER_DASHES, given_flags
 from localchat.cli.resolve import Inputs, Setup, resolve_setup
 from localchat.cli.streams import Terminal
-from localchat.config.paths import expand_home
-from localchat.engine.attachments import attached_sentence
-from localchat.engine.request import Attachment
 from localchat.errors import ModelMissing, UsageError
-from localchat.session.named_media import with_named_media
+from localchat.session.file_mentions import mentioned_files
 
 
 def ask(ctx: click.Context, words: str, model_word: str | None = None) -> int:
@@ -80,26 +82,10 @@ def _mentioned(ctx: click.Context, words: str) -> tuple[tuple[str, ...], str]:
     from localchat.cli.document_options import open_library
 
     library = open_library(app_context(ctx))
-    if (begun := words.lstrip()).startswith("@"):
-        _refuse_file(begun)
+    begun = words.lstrip()
+    if begun.startswith("@") and not mentioned_files(begun.split()[0], Path()):
         library.check_first_mention(begun, strict=True)
     return library.mentions(words)
-
-
-def _refuse_file(words: str) -> None:
-    """Raise UsageError for `@FILE` before a question. On the command line a file needs `-f`."""
-    name, _, question = words[1:].partition(" ")
-    if "." not in name and "/" not in name:
-        return
-    try:
-        is_file = expand_home(name).is_file()
-    except (OSError, ValueError):
-        return
-    if is_file:
-        raise UsageError(
-            f"@{name} is a file, and @NAME names documents",
-            hint=f"attach it: {shlex.join(['localchat', '-f', name, question or 'Summarize this.'])}",
-        )
 
 
 def _nothing_to_ask() -> UsageError:
@@ -144,27 +130,15 @@ def _prompt(ctx: click.Context, words: str) -> Question:
     files = read_files(names, terminal.notify)
     piped = read_stdin(terminal.notify)
     words = decoded_words(words, terminal.notify)
-    named: tuple[Attachment, ...] = ()
-    if not ctx.meta.get(AFTER_DASHES):
-        if words == "-" and piped.text:
-            words = ""  # other programs need it to read stdin
-        words, _, named = with_named_media(words, ctx.params.get("words") or ())
-    attachments = tuple(
-        msgspec.structs.replace(item, position=0)
-        for item in (*files.attachments, *piped.attachments, *named)
-    )
-    for item in named:
-        terminal.notify(attached_sentence(item))
-    text = join_parts([files.text, piped.text, words])
-    included = text.removesuffix(words)
-    if not words.strip() or not included:
-        return Question(text, (), attachments)
-    media_names = {item.name for item in files.attachments}
-    labels = [name for name in names if PurePath(name).name not in media_names]
-    if piped.text.strip():
-        labels.append("stdin")
-    inclusion = Inclusion(", ".join(labels), 0, len(included.rstrip("\n")))
-    return Question(text, (inclusion,), attachments)
+    if ctx.meta.get(AFTER_DASHES) or ctx.params["raw_prompt"]:
+        return prompt_of((files, piped), Question(words))
+    if words == "-" and piped.text:
+        words = ""  # other programs need it to read stdin
+    typed = ctx.params.get("words") or ()
+    prompt = with_named_files(words, terminal.notify, parts=(files, piped), names=typed)
+    # Pictures come first, so that a second question about them hits the prefix cache.
+    attachments = (msgspec.structs.replace(item, position=0) for item in prompt.attachments)
+    return prompt._replace(attachments=tuple(attachments))
 
 
 def _is_interactive() -> bool:

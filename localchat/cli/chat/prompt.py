@@ -5,17 +5,21 @@ Pictures, recordings and long texts come first, so that a second question about 
 
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from localchat.chat.conversation import Inclusion, Question
 from localchat.cli.context import Notify
 from localchat.config.paths import MAX_INPUT_BYTES, expand_home, open_input
-from localchat.engine.attachments import make_attachment
+from localchat.engine.attachments import attached_sentence, make_attachment, moved
 from localchat.engine.request import Attachment
 from localchat.errors import ContextExceeded, FileMissing, UsageError
 from localchat.media.binary_kind import binary_kind, is_svg
 from localchat.media.format import HEAD_BYTES, media_format
-from localchat.sanitize import utf16_text
+from localchat.sanitize import sanitize_line, utf16_text
+from localchat.session.file_mentions import mentioned_files, missing_paths
+from localchat.session.named_media import with_named_media
 
 _STDIN_NOTICE_S = 3.0
 """Time without input after which a notice says that stdin is read."""
@@ -32,6 +36,49 @@ class PromptPart(NamedTuple):
 
     text: str = ""
     attachments: tuple[Attachment, ...] = ()
+    labels: tuple[str, ...] = ()
+    """Names of the texts."""
+
+
+def prompt_of(parts: Sequence[PromptPart], question: Question) -> Question:
+    """Return a question with files and stdin before its words."""
+    words = question.text
+    text = join_parts([*(part.text for part in parts), words])
+    included = text.removesuffix(words)
+    first = tuple(item for part in parts for item in part.attachments)
+    attachments = (*first, *moved(question.attachments, len(included)))
+    if not words.strip() or not included:
+        return Question(text, (), attachments)
+    label = ", ".join(label for part in parts for label in part.labels)
+    inclusion = Inclusion(label, 0, len(included.rstrip("\n")))
+    return Question(text, (inclusion,), attachments)
+
+
+def with_named_files(
+    words: str,
+    notify: Notify,
+    *,
+    parts: Sequence[PromptPart] = (),
+    names: Iterable[str] = (),
+    documents: Collection[str] = (),
+) -> Question:
+    """Return a question with other parts, the files that its words name, and the words.
+
+    Words of several lines name only pictures and recordings, because they may be the output of a command.
+    `names`: see with_named_media. `documents`: names that are not files. Raises UsageError.
+    """
+    question = with_named_media(words, names)
+    for item in question.attachments:
+        notify(attached_sentence(item))
+    if "\n" in question.text:
+        return prompt_of(parts, question)
+    for name in missing_paths(question.text, Path()):
+        notify(f"there is no file {sanitize_line(name)}, so the name is sent as text")
+    mentioned = [name for name in mentioned_files(question.text, Path()) if name not in documents]
+    files = read_files(mentioned, notify, headed=True)
+    for name in mentioned:
+        notify(f"{sanitize_line(name)} is attached")
+    return prompt_of((*parts, files), question)
 
 
 def read_stdin(notify: Notify) -> PromptPart:
@@ -44,24 +91,28 @@ def read_stdin(notify: Notify) -> PromptPart:
     if media_format(data[:HEAD_BYTES]) is not None:
         return PromptPart("", (make_attachment(data, "stdin"),))
     if (wide := utf16_text(data)) is not None:
-        return PromptPart(wide)
+        return PromptPart(wide, labels=("stdin",))
     if b"\0" in data:
         raise UsageError(
             f"stdin is {binary_kind('', data[:HEAD_BYTES])}",
             hint="pipe text, a picture or a recording; -f also reads PDF, DOCX and HTML",
         )
-    return PromptPart(_decoded(data, "stdin", notify))
+    text = _decoded(data, "stdin", notify)
+    if not text.strip():
+        return PromptPart(text)
+    return PromptPart(text, labels=("stdin",))
 
 
-def read_files(names: Sequence[str], notify: Notify) -> PromptPart:
-    """Read files. The texts of several files come with their names as headings."""
+def read_files(names: Sequence[str], notify: Notify, *, headed: bool = False) -> PromptPart:
+    """Read files. The texts of several files, or all with `headed`, have their names as headings."""
     contents = [(name, _read_file(name, notify)) for name in names]
     attachments = tuple(item for _, item in contents if isinstance(item, Attachment))
     texts = [(name, text) for name, text in contents if isinstance(text, str)]
-    if len(texts) == 1:
-        return PromptPart(texts[0][1], attachments)
-    headed = [f"{name}:\n\n{text}" for name, text in texts]
-    return PromptPart(join_parts([*headed, ""]), attachments)
+    labels = tuple(name for name, _ in texts)
+    if len(texts) == 1 and not headed:
+        return PromptPart(texts[0][1], attachments, labels)
+    sections = [f"{name}:\n\n{text}" for name, text in texts]
+    return PromptPart(join_parts([*sections, ""]), attachments, labels)
 
 
 def _read_file(name: str, notify: Notify) -> str | Attachment:

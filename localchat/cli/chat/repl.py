@@ -20,13 +20,13 @@ from localchat.chat.prompt_messages import left_out
 from localchat.cli.chat.conversation_options import open_for_session
 from localchat.cli.chat.json_report import context_line
 from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
+from localchat.cli.chat.prompt import with_named_files
 from localchat.cli.chat.session_context import session_context
 from localchat.cli.chat.terminal_consent import TerminalConsent, open_consent
 from localchat.cli.output import table
 from localchat.cli.resolve import Setup, model_label, opened_engine, remember
 from localchat.cli.signals import calling, deferred, immediate
 from localchat.cli.streams import Terminal
-from localchat.engine.attachments import attached_sentence
 from localchat.engine.interface import Engine
 from localchat.engine.stats_line import stats_line
 from localchat.errors import (
@@ -65,7 +65,6 @@ from localchat.session.command_runner import (
 )
 from localchat.session.commands import LINE_COMMANDS, is_command
 from localchat.session.engine_holder import EngineHolder
-from localchat.session.named_media import with_named_media
 from localchat.session.outcome import Outcome
 from localchat.session.progress import progress_words
 from localchat.session.recorder import ConversationRecorder
@@ -169,8 +168,9 @@ class TerminalView:
         if isinstance(block, ReasoningBlock):
             self._reasoning_id = block.id
         elif isinstance(block, UserBlock):
-            for fold in block.folds:  # documents, once they are known
-                self._terminal.notify(fold.label)
+            for fold in block.folds:
+                if fold.label.startswith("@"):  # documents, which are known only now
+                    self._terminal.notify(fold.label)
         elif isinstance(block, ToolCallBlock) and block.run is not None:
             self._show_call(block, block.run)
         elif isinstance(block, NoticeBlock) and block.kind == "warning" and not block.offers:
@@ -303,6 +303,8 @@ class Repl:
                     return ExitCode.OK
             except KeyboardInterrupt:
                 self._terminal.print_line("\n(Ctrl+D leaves)")
+            except LocalchatError as problem:
+                self._print_error(problem)
 
     def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run one call of the session. Ctrl+C stops the answer, and a second one ends the call."""
@@ -333,14 +335,8 @@ class Repl:
         return True
 
     def _ask_line(self, line: str) -> None:
-        try:
-            question = with_named_media(line)
-        except LocalchatError as problem:
-            self._print_error(problem)
-            return
-        for item in question.attachments:
-            self._terminal.notify(attached_sentence(item))
-        self._ask(question)
+        documents = self._session.context.library.names()
+        self._ask(with_named_files(line, self._terminal.notify, documents=documents))
 
     def _ask(self, question: Question) -> None:
         text = question.text
@@ -494,10 +490,6 @@ class Repl:
         except EngineClosed:
             self._terminal.print_line("stopped; nothing was changed")
             return "failed"
-        except HistoryUnusable as problem:
-            self._report_history(problem)
-            # The recorder gave up the conversation that it could not save, so a second try succeeds.
-            self._print_reply(self._runner.run(line))
         except LocalchatError as problem:
             self._print_error(problem)
             return "failed"

@@ -18,6 +18,7 @@ from localchat.documents.folder import find_files
 from localchat.errors import FileMissing, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.session.commands import COMMANDS, Command, is_command, is_known, matching
+from localchat.session.file_mentions import is_path, mentioned_files, missing_paths, path_of
 from localchat.tui.attachments import (
     ComposerAttachment,
     ComposerText,
@@ -26,14 +27,7 @@ from localchat.tui.attachments import (
     expand,
     present,
 )
-from localchat.tui.file_completion import (
-    is_path,
-    list_folder,
-    mentioned_files,
-    missing_paths,
-    path_of,
-    rank_names,
-)
+from localchat.tui.file_completion import list_folder, rank_names
 from localchat.tui.widgets.editor import Editor
 
 CountTokens = Callable[[str], Awaitable[int]]

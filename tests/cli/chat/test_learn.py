@@ -189,13 +189,15 @@ def test_an_unknown_name_before_a_question_is_an_error(call: Call, folder: Path)
     assert call(SCENARIOS["hello"], "--", "@hom when?").code == 0
 
 
-def test_a_file_after_the_sign_is_an_error_that_names_the_flag(
+def test_a_file_after_the_sign_is_included_although_documents_have_such_names(
     call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    refused = call(SCENARIOS["hello"], "@lease.md when?")
-    assert refused.code == 2
-    assert "attach it: localchat -f lease.md 'when?'" in refused.err
+    (folder / "Makefile").write_text("all:")
+    for name in ("lease.md", "Makefile"):
+        asked = call(SCENARIOS["hello"], f"@{name} when?")
+        assert asked.code == 0
+        assert f"{name} is attached" in asked.err
 
 
 def test_other_documents_need_a_name_of_their_own(call: Call, folder: Path, tmp_path: Path) -> None:

@@ -40,6 +40,38 @@ def test_pictures_and_recordings_come_before_the_text(call: Call, tmp_path: Path
     assert message.attachments[0].data == png()
 
 
+def test_files_that_the_words_name_come_before_them(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("1\n")
+    Path("b.txt").write_text("2\n")
+    assert sent(call, "What is in @a.txt?") == "a.txt:\n\n1\n\nWhat is in @a.txt?"
+    both = "0\n\na.txt:\n\n1\n\n./b.txt:\n\n2\n\n@a.txt and @./b.txt"
+    assert sent(call, "@a.txt", "and", "@./b.txt", stdin=b"0\n") == both
+    for words in ("me@a.txt", "@@a.txt", "see a.txt", "a @dataclass", "a @a.txt.orig"):
+        assert sent(call, words) == words
+    assert sent(call, "--", "@a.txt") == "@a.txt"
+    lines = "Review:\n+ @a.txt"
+    assert sent(call, lines) == lines, "the output of a command chooses no files"
+    missing = call(ScriptedApp(HELLO), "Explain @c.txt.")
+    assert missing.code == 0
+    assert "there is no file c.txt, so the name is sent as text" in missing.err
+
+
+def test_a_deleted_folder_stops_no_question_and_is_named_in_errors(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert sent(call, "Ask @me") == "Ask @me"
+    assert "there is no file x.txt" in call(HELLO, "Ask @x.txt").err
+    learned = call((), "learn", ".")
+    assert (learned.code, "the current folder was deleted" in learned.err) == (2, True)
+
+
 def test_a_picture_alone_is_a_prompt(call: Call) -> None:
     app = ScriptedApp(HELLO)
     assert call(app, stdin=png()).code == 0

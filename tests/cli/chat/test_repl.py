@@ -12,11 +12,13 @@ import pytest
 
 from localchat.config.paths import find_paths
 from localchat.config.settings import Settings
+from localchat.documents.library import DocumentLibrary
 from localchat.engine.events import Accepted, Done, Event, Finished, Text
 from localchat.engine.remote.engine import RemoteEngine, RemoteOptions
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.engine.stream import Stream
-from localchat.errors import EngineDied, NetworkError, UsageError
+from localchat.errors import EngineDied, HistoryUnusable, NetworkError, UsageError
+from localchat.history.autosave import Autosave
 from localchat.history.store import History
 from tests.support.cli_program import DONE
 from tests.support.line_mode import Talk, TightEngine, talk_by_lines
@@ -240,6 +242,44 @@ def test_a_named_picture_is_attached_with_a_line(run: Run, tmp_path: Path) -> No
     messages = [prompt.messages[-1] for prompt in prompts if isinstance(prompt, Messages)]
     assert [message.content for message in messages] == ["what is odd?", "and in"]
     assert [item.position for message in messages for item in message.attachments] == [0, 6]
+
+
+def test_a_named_file_is_included_with_a_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("1\n")
+    Path("a.png").write_bytes(png())
+    talk = run(["what is in @a.txt?", "@a.png and @a.txt"])
+    assert talk.shown.count("a.txt is attached") == 2
+    assert talk.sent(0) == ["a.txt:\n\n1\n\nwhat is in @a.txt?"]
+    assert talk.sent(1)[-1] == "a.txt:\n\n1\n\nand @a.txt"
+    prompt = talk.engine.requests[1].prompt
+    assert isinstance(prompt, Messages)
+    assert [item.position for item in prompt.messages[-1].attachments] == [11]
+
+
+def test_a_refused_question_does_not_end_the_conversation(run: Run) -> None:
+    with DocumentLibrary(find_paths({}).data_dir / "documents").open("home", create=True):
+        pass
+    talk = run(["@hom when?", "two"])
+    assert "there are no documents @hom; did you mean @home?" in talk.shown
+    assert [talk.sent(number) for number in range(len(talk.engine.requests))] == [["two"]]
+
+
+def test_a_conversation_that_cannot_be_saved_is_not_left_and_goes_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = HistoryUnusable("the disk is full")
+
+    def flush(save: Autosave, timeout_s: float = 0.0) -> None:
+        if save._conversation.nodes:
+            raise problem
+
+    monkeypatch.setattr(Autosave, "flush", flush)
+    talk = run(["one", "/new", "two"])
+    assert talk.sent(1) == ["one", "Hello.", "two"]
+    assert talk.shown.count("the disk is full") == 2
 
 
 def test_a_path_at_the_beginning_is_text(run: Run) -> None:
