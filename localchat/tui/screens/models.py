@@ -118,7 +118,10 @@ class ModelScreen(ListDialog[ModelChoice]):
         entries = [self._models[name] for name in names]
         if not entries:
             if self._models:
-                self.show_nothing(f"no model matches {self._filter}")
+                text = f"no model matches {sanitize_line(self._filter)}"
+                if _is_address(self._filter):
+                    text += "; Enter uses the model at this address"
+                self.show_nothing(text)
             else:
                 self.show_nothing("searching …")
             return
@@ -218,7 +221,10 @@ class ModelScreen(ListDialog[ModelChoice]):
 
     def text_entered(self, text: str) -> None:
         self._entered_early = not self._models
-        super().text_entered(text)
+        if self.marked is None and self._models and _is_address(text):
+            self.dismiss(ModelChoice(text))
+        else:
+            super().text_entered(text)
 
     def entry_chosen(self, id_: str) -> None:
         entry = self._models[id_]
@@ -303,6 +309,11 @@ class ModelScreen(ListDialog[ModelChoice]):
         return None
 
 
+def _is_address(text: str) -> bool:
+    """Return True for the path of a model file, or the name of a repository."""
+    return "/" in text or text.strip().lower().endswith(".gguf")
+
+
 def _label(entry: ModelEntry) -> str:
     """Return the name of a model in the list: of a path, its last part."""
     if entry.name.startswith("/"):
@@ -343,7 +354,7 @@ def _entries(context: "SessionContext", used_names: Sequence[str]) -> tuple[Mode
 def _name_cells(cells: int) -> int:
     """Return the width of the names' column. The width of the list is that of dialog.tcss."""
     if cells < _NARROW:
-        return min(_MAX_NAME_CELLS, cells - 16)
+        return min(_MAX_NAME_CELLS, max(1, cells - 16))
     return min(_MAX_NAME_CELLS, min(cells * 92 // 100, 100) - 33)
 
 

@@ -10,6 +10,7 @@ from textual import events
 from textual.binding import BindingType
 from textual.geometry import Offset
 from textual.message import Message
+from textual.strip import Strip
 from textual.widgets import TextArea
 
 from localchat.session.named_media import dropped_media
@@ -67,6 +68,12 @@ class Editor(TextArea):
         """Whether a list of completions is open."""
         self._on_action = on_action
         self._pastes = 0
+
+    def render_line(self, y: int) -> Strip:
+        # In a window of a few columns, Textual would wrap the placeholder to no column at all.
+        if self.content_size.width < 1:
+            return Strip.blank(self.size.width)
+        return super().render_line(y)
 
     # ------------------------------------------------------------------ keys
 

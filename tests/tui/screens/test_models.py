@@ -133,6 +133,24 @@ def test_models_stand_in_sections_and_too_large_ones_below(tmp_path: Path) -> No
     play(Judge(tmp_path, models=("guide",)), what)
 
 
+def test_the_path_of_a_file_is_taken_although_no_model_of_the_list_matches(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, models=("guide", "/models/new.gguf"))
+
+    async def what(pilot: Pilot[int]) -> None:
+        await pilot.press("f3")
+        screen: Any = pilot.app.screen
+        await until(pilot, lambda: screen.verdicts_complete)
+        screen.filter_input.value = "/models/new.gguf"
+        await until(pilot, lambda: "Enter uses" in str(screen.entries.options[0].prompt))
+        await pilot.press("enter")
+        app = app_of(pilot)
+        await until(pilot, lambda: app.session.setup.model.word == "/models/new.gguf")
+
+    play(stage, what)
+
+
 def test_the_whole_verdict_of_the_marked_model_is_below_the_list(tmp_path: Path) -> None:
     class Judge(Stage):
         def estimate(self, name: str) -> CatalogEstimate | None:

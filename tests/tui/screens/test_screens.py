@@ -425,3 +425,19 @@ def test_the_help_keeps_its_words_whole_at_any_width(tmp_path: Path, width: int)
 @pytest.mark.parametrize("seconds", [4e11, 1e20, -1e9])
 def test_a_conversation_of_any_time_has_a_day(seconds: float) -> None:
     assert history_screen._day(seconds) in ("Today", "April 1938")
+
+
+@pytest.mark.parametrize("key", ["f1", "f2", "f3", "f4", "ctrl+r", "ctrl+o", "slash"])
+@pytest.mark.parametrize("size", [(10, 5), (5, 30), (1, 1)])
+def test_a_window_of_a_few_cells_ends_nothing(
+    tmp_path: Path, key: str, size: tuple[int, int]
+) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        await say(pilot, "hello")
+        await pilot.resize_terminal(*size)
+        await pilot.press(key)
+        await pilot.pause()
+        await pilot.press("escape")
+        await say(pilot, "again")
+
+    play(Stage(tmp_path), what)
