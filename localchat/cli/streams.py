@@ -150,6 +150,10 @@ class Terminal:
                 return
         self.print_line(f"localchat: {one_line(sentence)}", dim=True)
 
+    def silence(self) -> None:
+        """Print no notices from now on, because a screen owns the terminal."""
+        self._quiet = True
+
     def print_line(self, text: str, *, dim: bool = False) -> None:
         """Print a line that the user requested, or that even a quiet run needs."""
         self._leave_reasoning()

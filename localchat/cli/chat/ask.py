@@ -112,6 +112,7 @@ def _converse(
     if not first and not options.interactive and screen:
         from localchat.cli.chat.session_context import session_context
 
+        setup.terminal.silence()
         return launch(*session_context(setup), conversation, options.allowed)
     gc_control.resume_gc()
     from localchat.cli.chat.line_input import open_keyboard
