@@ -670,6 +670,11 @@ SAMPLERS: Final[Mapping[str, SamplingNumber]] = {
     key: parameter.sampler for key, parameter in PARAMETERS.items() if parameter.sampler is not None
 }
 """Numbers of the sampling by key."""
+AT_START: Final = (
+    *("n", "reduced_motion", "screen_reader", "color", "stats", "quiet", "hide_reasoning"),
+    *("history", "attach", "keep_alive", "llamacpp_library"),
+)
+"""Keys that a conversation reads at its start only, or never."""
 DRY_BREAKERS: Final = ("\n", ":", '"', "*")
 """Texts across which DRY sees no repetition, unless a request has others."""
 NO_BREAKERS: Final = "none"

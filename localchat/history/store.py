@@ -183,6 +183,11 @@ class History:
         self._rows[id_] = row
         return conversation
 
+    def version(self) -> int:
+        """Return a number that changes with every transaction of any program. Cheap."""
+        with self._database.read() as connection:
+            return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
     def message_ids(self, conversation_id: str) -> set[str]:
         """Return the ids of a conversation's messages on disk, also those of other programs."""
         with self._database.read() as connection:

@@ -4,18 +4,19 @@ A command returns a reply, which each front end shows in its own way.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from localchat.atomic import write_text
 from localchat.config.mcp_servers import PROMPT_PREFIX
-from localchat.config.parameters import PARAMETERS
+from localchat.config.parameters import AT_START, PARAMETERS
 from localchat.config.paths import expand_home
 from localchat.config.settings import Given, convert, find_key
 from localchat.engine.stats_line import stats_line
 from localchat.errors import LocalchatError, ModelMissing, UsageError, os_errors_as
 from localchat.session.commands import FrontEnd, parse
-from localchat.session.outcome import AnswerUnderWay
+from localchat.session.outcome import STOPPED, AnswerUnderWay
 from localchat.units import counted
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class QuestionUndone(NamedTuple):
     hint: str
 
 
+class LeaveConversation(NamedTuple):
+    """An empty conversation is about to replace the current one."""
+
+
 class NewConversation(NamedTuple):
     """An empty conversation replaced the current one."""
 
@@ -94,6 +99,7 @@ Reply: TypeAlias = (
     | Hint
     | AskQuestion
     | QuestionUndone
+    | LeaveConversation
     | NewConversation
     | SetupChanged
     | OpenPart
@@ -137,7 +143,9 @@ class CommandRunner:
     def do_set(self, words: str) -> Reply:
         if not words:
             return OpenPart("parameters")
-        key, _, value = words.partition(" ")
+        # Also as in the settings file (`temperature = 0.2`) and in Ollama (`parameter temperature 0.2`).
+        words = words.removeprefix("parameter ").lstrip()
+        key, value = re.split(r"\s*=\s*|\s+", f"{words} ", maxsplit=1)
         key = find_key(key, "/set")
         value = value.strip()
         if not value:
@@ -147,6 +155,13 @@ class CommandRunner:
             return self.do_model(value)
         if key == "remote":
             return self.do_model(f"remote:{value}")
+        if key == "system":
+            return self.do_system(value)
+        if key in AT_START:
+            raise UsageError(
+                f"/set {key}: this setting cannot change in a conversation",
+                hint=f"F2 changes it for the next start, or in the shell: localchat config set {key} {value}",
+            )
         return LongCommand(self.change(None, {key: value}, f"{key} = {value}"))
 
     def do_think(self, choice: str) -> Reply:
@@ -181,11 +196,12 @@ class CommandRunner:
         session = self._session
         before = session.setup
         change = session.prepare_change(model_name, changes)
-        if change.reload:
-            await session.stop_and_wait()
+        was_stopped = change.reload and await session.stop_and_wait()
         change.apply()
         if model_name and session.setup.model != before.model:
             hint = f"Switched to {session.setup.model.name}"
+        if was_stopped:
+            hint = ". ".join(filter(None, (STOPPED, hint)))
         yield SetupChanged(before, hint)
         if session.setup.options != before.options:
             await session.wait_until_ready()
@@ -229,12 +245,18 @@ class CommandRunner:
         return LongCommand(self._start_conversation(self._session.conversation.system))
 
     async def _start_conversation(self, system: str | None) -> AsyncIterator[Reply]:
-        await self._session.stop_and_wait()
+        yield LeaveConversation()
+        was_stopped = await self._session.stop_and_wait()
         self._session.start_new(system=system)
         self.unsent = ""
         yield NewConversation("the conversation is empty")
+        if was_stopped:
+            yield Hint(STOPPED)
 
     def do_system(self, text: str) -> Reply:
+        if text.lower() == "off":
+            self._session.set_instructions("")
+            return Hint("the instructions are removed")
         if text:
             self._session.set_instructions(text)
             return Hint("the instructions are set")
@@ -283,12 +305,13 @@ class CommandRunner:
         conversation = self._session.conversation
         if not conversation.nodes:
             raise UsageError("there is nothing to export: the conversation is empty")
-        path = expand_home(name or file_name(conversation)).absolute()
+        path = expand_home(name or file_name(conversation))
         if path.suffix == ".json":
             text = as_json_text(conversation)
         else:
             text = as_markdown(conversation, embed=True)
         with os_errors_as(LocalchatError, f"cannot write {path}"):
+            path = path.absolute()
             if path.exists():
                 raise UsageError(f"{path} already exists", hint="use another name: /export NAME")
             write_text(path, text)

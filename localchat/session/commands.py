@@ -34,7 +34,9 @@ COMMANDS: Final = (
     ),
     Command("new", "", "Begin a new conversation; this one stays in the history."),
     Command("clear", "", "The same as /new, with the same instructions."),
-    Command("system", "[TEXT]", "Set the instructions that come first; without TEXT, show them."),
+    Command(
+        "system", "[TEXT|off]", "Set the instructions that come first; without TEXT, show them."
+    ),
     Command(
         "set",
         "[KEY VALUE]",

@@ -1,12 +1,16 @@
 """Results of a session: the end of an answer, and a summary."""
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from localchat.errors import LocalchatError, UsageError
 
 if TYPE_CHECKING:
     from localchat.chat.conversation import Node
     from localchat.chat.overflow import Overflow
+
+
+STOPPED: Final = "The answer was stopped; its text is kept"
+"""Hint after a command that had to stop the answer under way."""
 
 
 class Outcome(NamedTuple):

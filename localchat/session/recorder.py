@@ -24,19 +24,30 @@ class ConversationRecorder:
     def __init__(self) -> None:
         self.history: History | None = None
         self._autosave: Autosave | None = None
+        self._failure: LocalchatError | None = None
+        """Why the history could not be opened."""
         self._conversation: Conversation | None = None
-        self._reported_ids: set[str] = set()
-        """Messages of other programs that `added_elsewhere` has counted."""
+        self._staying_draft = ""
+        """Part of the draft that stays with this conversation."""
+        self._others = 0
+        """Number of messages of other programs at the last call of `has_grown_elsewhere`."""
+        self._history_version = -1
+        """Version of the history at that call."""
         self._lock = threading.Lock()
 
     def attach(self, history: "History") -> None:
         """Set the history, and write the conversation so far."""
         with self._lock:
             self.history = history
+            self._failure = None
             if self._conversation is not None:
                 self._begin(self._conversation, history)
                 for node in self._conversation.nodes.values():
                     self.changed(node)
+
+    def fail(self, problem: LocalchatError) -> None:
+        """Record that the history could not be opened. A later `attach` still writes everything."""
+        self._failure = problem
 
     def hold(self, conversation: Conversation) -> None:
         """Record this conversation from now on.
@@ -45,10 +56,14 @@ class ConversationRecorder:
         """
         with self._lock:
             if self._autosave is not None:
+                self._autosave.draft(self._staying_draft)
                 # Flush first: after a failed `close`, nothing more would be written.
                 self._autosave.flush()
                 self._autosave.close()
             self._conversation = conversation
+            self._staying_draft = ""
+            self._others = 0
+            self._history_version = -1
             self._autosave = None
             if self.history is not None:
                 self._begin(conversation, self.history)
@@ -63,8 +78,12 @@ class ConversationRecorder:
         if self._autosave is not None:
             self._autosave.changed(node)
 
-    def draft(self, text: str) -> None:
-        """Record text that is not sent yet."""
+    def draft(self, text: str, staying: str | None = None) -> None:
+        """Record text that is not sent yet.
+
+        Once another conversation is held, this one has only the part `staying` left, by default all of it.
+        """
+        self._staying_draft = text if staying is None else staying
         if self._autosave is not None:
             self._autosave.draft(text)
 
@@ -84,19 +103,22 @@ class ConversationRecorder:
         self._autosave.flush()
         return True
 
-    def added_elsewhere(self) -> int:
-        """Count the messages that other programs added to the conversation since the last call.
+    def has_grown_elsewhere(self) -> bool:
+        """Return whether other programs have added messages to the conversation since the last call.
 
         Raises HistoryUnusable.
         """
         history = self.history
         conversation = self._conversation
         if history is None or conversation is None:
-            return 0
-        new_ids = history.message_ids(conversation.id) - set(conversation.nodes)
-        new_ids -= self._reported_ids
-        self._reported_ids |= new_ids
-        return len(new_ids)
+            return False
+        version = history.version()
+        if version == self._history_version:
+            return False
+        self._history_version = version
+        before = self._others
+        self._others = len(history.message_ids(conversation.id) - set(conversation.nodes))
+        return self._others > before
 
     def check_unchanged(self, answer: Node) -> None:
         """Raise UsageError if another program has changed an answer, and HistoryUnusable."""
@@ -119,10 +141,10 @@ class ConversationRecorder:
 
     @property
     def trouble(self) -> LocalchatError | None:
-        """Why the last write failed."""
+        """Why the last write failed, or why the history could not be opened."""
         if self._autosave is not None:
             return self._autosave.problem
-        return None
+        return self._failure
 
     def close(self) -> None:
         """Write all changes and close the history. Raises HistoryUnusable."""
@@ -135,3 +157,5 @@ class ConversationRecorder:
                 if self.history is not None:
                     self.history.close()
                     self.history = None
+            if self._failure is not None and self._conversation and self._conversation.nodes:
+                raise self._failure

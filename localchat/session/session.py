@@ -36,7 +36,6 @@ from localchat.session.recorder import SAVE_EVERY_S, ConversationRecorder
 from localchat.session.remarks import NoticeKind, Remark, Remarks
 from localchat.session.tool_calls import SessionTools
 from localchat.session.view import SessionView, error_id, node_blocks, transcript_blocks
-from localchat.units import counted
 
 # Imported late, when an answer begins: the first frame of the screen must not wait for it.
 if TYPE_CHECKING:
@@ -49,6 +48,10 @@ BATCH_S: Final = 0.05
 time from an engine that computes on all cores."""
 _METRICS_EVERY_S: Final = 0.15
 _STOP_POLL_S: Final = 0.01
+_OTHER_WINDOW: Final = (
+    "Another window added messages to this conversation. Open it again to see them; what you ask from here "
+    "is a branch of its own."
+)
 
 
 class ChatSession:
@@ -391,17 +394,21 @@ class ChatSession:
             self._stream.close()
         return True
 
-    async def stop_and_wait(self) -> None:
-        """Stop generating, and wait until the answer has ended."""
-        self.stop()
+    async def stop_and_wait(self) -> bool:
+        """Stop generating, and wait until the answer has ended.
+
+        Return False if nothing was being generated.
+        """
+        was_busy = self.stop()
         while self.busy:
             await asyncio.sleep(_STOP_POLL_S)
+        return was_busy
 
     async def answer(self, parent: str, *, continued: Node | None = None) -> Outcome:
         """Answer the message `parent`. Failures become notices and are part of the outcome."""
         with self._exclusive():
             outcome, _ = await asyncio.gather(
-                self._answer_with_tools(parent, continued), self._report_other_windows()
+                self._answer_with_tools(parent, continued), self.report_other_windows()
             )
         if outcome.end == "too_long":
             from localchat.session.too_long import offer_choices
@@ -420,16 +427,11 @@ class ChatSession:
             self.notice("What you can do:", "info", offers)
         return outcome
 
-    async def _report_other_windows(self) -> None:
-        """Report messages that another program added to this conversation."""
+    async def report_other_windows(self) -> None:
+        """Report new messages of other programs in this conversation."""
         with suppress(HistoryUnusable):  # `recorder.trouble` reports it
-            count = await asyncio.to_thread(self.recorder.added_elsewhere)
-            if count:
-                sentence = (
-                    f"another window added {counted(count, 'message')} to this conversation, on a branch "
-                    "of its own; open the conversation again to see it"
-                )
-                self.remark(sentence, "warning", passing=True)
+            if await asyncio.to_thread(self.recorder.has_grown_elsewhere):
+                self.remark(_OTHER_WINDOW, "warning", passing=True)
 
     async def _answer_with_tools(self, parent: str, continued: Node | None) -> Outcome:
         """Answer a message, run the tool calls of the answer, and answer again until there are none."""
@@ -696,6 +698,8 @@ class ChatSession:
             self.conversation.model = setup.model.word
             self.status.model = setup.model.name
             self.recorder.changed()
+            if setup.model.notice:
+                self.remark(setup.model.notice)
             if reload:
                 self.status.info = self.status.stats = None
                 self.status.forget_answer()

@@ -11,7 +11,7 @@ from localchat.chat.conversation import Node, ToolRun
 from localchat.config.paths import expand_home
 from localchat.engine.interface import Engine
 from localchat.engine.request import CalledTool
-from localchat.errors import LocalchatError, UsageError
+from localchat.errors import LocalchatError, UsageError, os_errors_as
 from localchat.session.blocks import ToolCallBlock
 from localchat.session.commands import Command
 from localchat.session.engine_status import State
@@ -96,9 +96,12 @@ class SessionTools:
 
     @property
     def root(self) -> Path:
-        """The folder that the tools may use."""
+        """The folder that the tools may use. Raises UsageError if the current one was deleted."""
         root = self._session.setup.settings.root
-        return expand_home(root) if root else Path.cwd()
+        if root:
+            return expand_home(root)
+        with os_errors_as(UsageError, "the current folder cannot be used"):
+            return Path.cwd()
 
     def _open(self, groups: tuple[str, ...], engine: Engine) -> "Toolset":
         from localchat.tools.toolset import ToolServices, Toolset

@@ -245,7 +245,14 @@ class ChatApp(App[int]):
             elif draft:  # typed before the history was open
                 self.chat.composer.sent.append(ComposerText(draft))  # the up key brings it back
         except LocalchatError as problem:
+            self.recorder.fail(problem)
             self.session.show_error(problem)
+
+    async def action_open_history(self) -> None:
+        """Try again to open the history, for example after the user has made room on the disk."""
+        await self._open_history()
+        if self.recorder.history is not None:
+            self.chat.action_history()
 
     def _picture_painter(self) -> PicturePainter:
         settings = self.session.setup.settings
@@ -312,6 +319,8 @@ class ChatApp(App[int]):
             self._last_interrupt_s = float("-inf")
             undo = key_names("composer.undo", self._session_context.keys).partition(", ")[0]
             self.chat.hint(f"Cleared; Up or {undo} brings it back")
+        elif self.recorder.trouble is not None or self._session_context.history_file is None:
+            self.chat.hint("Ctrl+C again to quit; this conversation is not saved")
         else:
             self.chat.hint("Ctrl+C again to quit; everything is saved")
 

@@ -1,7 +1,7 @@
 """Long pastes and files in the composer, each shown as a short sign."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -167,6 +167,23 @@ def contract(question: Question) -> ComposerText:
         parts += [text[end:start], attachment.sign]
         end = stop
     return ComposerText("".join((*parts, text[end:])), tuple(attachments))
+
+
+def joined(parts: Iterable[ComposerText]) -> ComposerText:
+    """Join texts with blank lines between them. Repeated signs get numbers."""
+    texts: list[str] = []
+    attachments: list[ComposerAttachment] = []
+    for text, own in parts:
+        used = {attachment.sign for attachment in attachments}
+        for attachment in own:
+            sign = attachment.sign
+            if sign in used:
+                signs = (*own, *attachments)
+                sign = _unused_sign(attachment.label, [other.sign for other in signs])
+                text = text.replace(attachment.sign, sign)
+            attachments.append(attachment._replace(sign=sign))
+        texts.append(text)
+    return ComposerText("\n\n".join(filter(None, texts)), tuple(attachments))
 
 
 def question_of(node: Node) -> Question:

@@ -2,7 +2,7 @@
 
 from localchat.chat.conversation import Question
 from localchat.sanitize import sanitize_line
-from localchat.tui.attachments import ComposerText, contract
+from localchat.tui.attachments import ComposerText, contract, joined
 
 _MAX_SHOWN = 3
 _MAX_CHARACTERS = 400
@@ -36,10 +36,9 @@ class MessageQueue:
 
     def take_all(self) -> ComposerText:
         """Take all messages as one text."""
-        parts = [contract(question) for question in self._messages]
+        text = joined(map(contract, self._messages))
         self._messages.clear()
-        attachments = tuple(attachment for part in parts for attachment in part.attachments)
-        return ComposerText("\n\n".join(part.text for part in parts), attachments)
+        return text
 
     def texts(self) -> list[str]:
         """Return the full texts, for the draft."""

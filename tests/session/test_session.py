@@ -499,7 +499,7 @@ def test_two_windows_on_one_conversation_lose_nothing_and_name_what_the_other_ad
         assert other.page.notices() == []
         await chat.session.ask(Question("three"))
         (notice,) = chat.page.notices()
-        assert (notice.kind, "another window added 2 messages" in notice.text) == ("warning", True)
+        assert (notice.kind, "Another window added messages" in notice.text) == ("warning", True)
         await chat.session.ask(Question("four"))
         assert chat.page.notices() == []
         chat.session.recorder.flush()
@@ -507,6 +507,28 @@ def test_two_windows_on_one_conversation_lose_nothing_and_name_what_the_other_ad
         questions = [node.message.content for node in nodes if node.message.role == "user"]
         assert (questions, len(nodes)) == (["one", "two", "three", "four"], 8)
         assert all(node.state == "whole" for node in nodes)
+        chat.session.recorder.close()
+        other.session.recorder.close()
+
+    run(Stage(tmp_path), play)
+
+
+def test_what_another_window_added_is_reported_before_the_next_question(tmp_path: Path) -> None:
+    file = tmp_path / "history.sqlite3"
+
+    async def play(chat: Chat) -> None:
+        chat.session.recorder.attach(History.open(file))
+        await chat.session.ask(Question("one"))
+        other, _ = second_window(chat, file)
+        await chat.session.report_other_windows()
+        assert chat.page.notices() == []
+        for _ in range(2):
+            await other.session.ask(Question("two"))
+            other.session.recorder.flush()
+            await chat.session.report_other_windows()
+            await chat.session.report_other_windows()
+            (notice,) = chat.page.notices()
+            assert "Another window added messages" in notice.text
         chat.session.recorder.close()
         other.session.recorder.close()
 

@@ -147,6 +147,30 @@ def test_new_and_clear_keep_the_old_conversation(tmp_path: Path) -> None:
     play(Stage(tmp_path), what)
 
 
+def test_the_screen_goes_on_in_a_folder_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "one")
+        await command(pilot, "/export a.md")
+        assert notices(pilot)[-1].startswith("cannot write a.md")
+        await command(pilot, "/tools read")
+        await until(pilot, lambda: "the current folder cannot be used" in notices(pilot)[-1])
+        await command(pilot, "/tools off")
+        await until(pilot, lambda: app.session.setup.settings.tools == "off")
+        await say(pilot, "@notes.txt")
+        await pilot.press("enter")
+        await until(pilot, lambda: len(app.session.conversation.nodes) == 4)
+
+    play(Stage(tmp_path), what)
+
+
 def test_parameters_by_command(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
 
@@ -168,6 +192,17 @@ def test_parameters_by_command(tmp_path: Path) -> None:
         await command(pilot, "/set ctx 8k")
         await until(pilot, lambda: len(stage.opened) == 2 and not app.session.busy)
         assert stage.opened[-1][0].load.context_tokens == 8192
+        for line in ("/set top_p = 0.5", "/set parameter min_p 0.1"):
+            await command(pilot, line)
+        await until(pilot, lambda: app.session.setup.settings.min_p == 0.1)
+        assert app.session.setup.settings.top_p == 0.5
+        await command(pilot, "/set history false")
+        assert "cannot change in a conversation" in notices(pilot)[-1]
+        assert app.session.setup.settings.history, "it would not be true"
+        await command(pilot, "/set system Be brief.")
+        assert app.session.conversation.system == "Be brief."
+        await command(pilot, "/system off")
+        assert app.session.conversation.system == ""
         await command(pilot, "/think off")
         await until(pilot, lambda: app.session.setup.settings.think == "off")
         await command(pilot, "/think hard")

@@ -1,6 +1,7 @@
 """Typed text is never lost: while a sent message is edited, by the key for the previous message, in a
 command, and behind an `@`."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,13 @@ from localchat.errors import NetworkError, UsageError
 from localchat.history.store import History
 from localchat.session.blocks import NoticeBlock
 from localchat.session.commands import is_command
+from localchat.tui.app import ChatApp
+from localchat.tui.attachments import attachment_of_file, expand
 from localchat.tui.widgets.banner import Banner
 from localchat.tui.widgets.composer import Composer
 from localchat.tui.widgets.editor import Editor
+from tests.support.conversations import kept
+from tests.support.media import png
 from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tui_stage import HOLD, Stage, StagedEngine, app_of, play, say, sent, until
 
@@ -26,6 +31,10 @@ SIGN = "⟦paste 1, 500 lines⟧"
 
 def attached(pilot: Pilot[int]) -> str:
     return str(app_of(pilot).chat.composer.query_one("#attached").render())
+
+
+def banner(app: ChatApp) -> str:
+    return str(app.chat.query_one(Banner).render())
 
 
 async def answered(pilot: Pilot[int], stage: Stage, count: int) -> str:
@@ -61,20 +70,20 @@ def test_a_message_that_is_being_changed_is_kept_with_the_draft(tmp_path: Path) 
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)
 
-        def kept() -> str:
+        def stored() -> str:
             app.recorder.flush()
             return app.recorder.kept_draft()
 
         await say(pilot, "question")
         await pilot.press(*"draft", "f6")
         await pilot.pause()
-        assert kept() == "draft"
+        assert stored() == "draft"
         await pilot.press("s")
         await pilot.pause()
-        assert kept() == "draft\n\nquestions"
+        assert stored() == "draft\n\nquestions"
         await pilot.press("escape")
         await pilot.pause()
-        assert kept() == "draft"
+        assert stored() == "draft"
 
     play(Stage(tmp_path), what)
 
@@ -247,6 +256,113 @@ def test_messages_written_while_an_answer_comes_wait_for_it(tmp_path: Path) -> N
     play(stage, what)
 
 
+HELD = ScriptedAnswer(events=(Text(0, "so"), HOLD))
+
+
+@pytest.mark.parametrize("leave", ["new", "open"])
+def test_messages_that_wait_stay_with_the_conversation_that_is_left(
+    tmp_path: Path, leave: str
+) -> None:
+    with History.open(tmp_path / "history.sqlite3") as history:
+        other = kept(history, "earlier", "answer")
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        composer = app.chat.composer
+        first = app.session.conversation
+        for text in ("first", "waits"):
+            composer.write(text)
+            await pilot.press("enter")
+            await until(pilot, lambda: app.session.busy)
+        composer.write("typed")
+        if leave == "new":
+            app.chat.run_command("/new")
+        else:
+            app.chat.open_conversation(other.id)
+        await until(pilot, lambda: app.session.conversation is not first)
+        await until(pilot, lambda: "The answer was stopped" in banner(app))
+        assert composer.text == "typed", "what is typed goes along"
+        app.recorder.flush()
+        assert app.recorder.history is not None
+        assert app.recorder.history.draft(first.id) == "waits"
+        composer.write("")
+        await pilot.pause()
+        app.chat.open_conversation(first.id)
+        await until(pilot, lambda: app.session.conversation.id == first.id)
+        assert composer.text == "waits"
+        assert app.recorder.kept_draft() == "waits"
+
+    play(Stage(tmp_path, script=lambda request: HELD), what)
+
+
+def test_a_draft_of_an_earlier_run_comes_back_with_its_conversation(tmp_path: Path) -> None:
+    with History.open(tmp_path / "history.sqlite3") as history:
+        other = kept(history, "earlier", "answer")
+        history.put_draft(other.id, "begun")
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.open_conversation(other.id)
+        await until(pilot, lambda: app.session.conversation.id == other.id)
+        assert app.chat.composer.text == "begun"
+
+    play(Stage(tmp_path), what)
+
+
+def test_a_change_of_the_model_reports_that_it_stopped_the_answer(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        app.chat.composer.write("first")
+        await pilot.press("enter")
+        await until(pilot, lambda: len(app.session.conversation.nodes) == 2)
+        app.chat.run_command("/model other")
+        await until(pilot, lambda: "Switched to other" in banner(app))
+        assert banner(app) == "The answer was stopped; its text is kept. Switched to other"
+
+    play(Stage(tmp_path, script=lambda request: HELD), what)
+
+
+def test_pastes_of_messages_that_wait_keep_their_own_text(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        composer = app.chat.composer
+        composer.write("first")
+        await pilot.press("enter")
+        for letter in ("a", "b"):
+            composer.editor.insert_paste(f"{letter}\n" * 120)
+            await pilot.press("enter")
+        composer.editor.insert_paste("c\n" * 120)
+        app.session.stop()
+        await until(pilot, lambda: len(composer.attachments) == 3)
+        text = expand(composer.text, composer.attachments).text
+        assert [text.count(letter) for letter in "abc"] == [120] * 3
+
+    play(Stage(tmp_path, script=lambda request: HELD), what)
+
+
+@pytest.mark.parametrize("command", ["true", "sh -c 'echo more >> \"$0\"'"])
+def test_the_external_editor_keeps_pictures(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    monkeypatch.setattr(
+        "localchat.tui.external_editor.terminal_released", lambda app: nullcontext()
+    )
+
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        composer = app.chat.composer
+        composer.editor.insert_attachment(attachment_of_file(tmp_path / "a.png", "a.png"))
+        composer.editor.insert("look")
+        await pilot.press("ctrl+g")
+        await until(pilot, lambda: command == "true" or "more" in composer.text)
+        await pilot.pause()
+        question = expand(composer.text, composer.attachments)
+        assert [item.name for item in question.attachments] == ["a.png"]
+
+    play(Stage(tmp_path, environ={"EDITOR": command}), what)
+
+
 def test_two_messages_at_once_are_answered_one_after_the_other(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
 
@@ -276,6 +392,8 @@ def test_messages_that_wait_are_sent_one_after_another(tmp_path: Path) -> None:
             "third",
         ]
         assert not app.chat.query_one("#banner").display
+        app.recorder.flush()
+        assert app.recorder.kept_draft() == "", "what was sent is no draft"
 
     play(stage, what)
 

@@ -183,6 +183,30 @@ def test_a_new_title_of_the_open_conversation_is_shown_at_once(tmp_path: Path) -
     play(Stage(tmp_path), what)
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_new_conversation_replaces_the_open_one_after_its_deletion(
+    tmp_path: Path, restored: bool
+) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await say(pilot, "one")
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: isinstance(app.screen, HistoryScreen))
+        screen = app.screen
+        assert isinstance(screen, HistoryScreen)
+        await until(pilot, lambda: screen.marked)
+        await pilot.press("delete", *["ctrl+z"] * restored, "escape")
+        await until(pilot, lambda: app.screen is app.chat)
+        await until(pilot, lambda: restored or not app.session.conversation.nodes)
+        await pilot.pause()
+        assert bool(app.session.conversation.nodes) is restored
+        app.session.recorder.flush()
+        with History.open(tmp_path / "history.sqlite3") as other:
+            assert len(other.list()) == restored
+
+    play(Stage(tmp_path), what)
+
+
 def test_what_another_program_deleted_is_told_and_leaves_the_list(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)

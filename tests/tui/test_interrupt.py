@@ -9,7 +9,10 @@ import pytest
 from textual.pilot import Pilot
 
 from localchat.engine.events import Text
+from localchat.errors import HistoryUnusable
+from localchat.history.store import History
 from localchat.tui.screens.help import HelpScreen
+from localchat.tui.screens.history import HistoryScreen
 from tests.support.terminal_program import PROGRAM, Program
 from tests.support.tui_scenes import held
 from tests.support.tui_stage import Stage, app_of, play, say, told, until
@@ -99,6 +102,29 @@ def test_a_draft_is_cleared_before_ctrl_c_quits(
         await until(pilot, lambda: app.return_code == 0)
 
     play(Stage(tmp_path, script=held(Text(0, "so "))), steps)
+
+
+def test_an_unusable_history_is_no_saved_conversation_and_ctrl_r_opens_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def steps(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        history = app.recorder.history
+        assert history is not None
+        app.recorder.close()
+        app.recorder.fail(HistoryUnusable("the disk is full"))
+        await say(pilot, "one")
+        hints: list[str] = []
+        monkeypatch.setattr(app.chat, "hint", hints.append)
+        await pilot.press("ctrl+c")
+        assert "Ctrl+C again to quit; this conversation is not saved" in hints
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: isinstance(app.screen, HistoryScreen))
+        app.recorder.flush()
+        with History.open(tmp_path / "history.sqlite3") as other:
+            assert [summary.title for summary in other.list()] == ["one"]
+
+    play(Stage(tmp_path), steps)
 
 
 def test_ctrl_c_copies_a_selection_before_anything_else(

@@ -54,6 +54,7 @@ from localchat.session.command_runner import (
     AskQuestion,
     CommandRunner,
     Hint,
+    LeaveConversation,
     LongCommand,
     NewConversation,
     OpenPart,
@@ -511,7 +512,7 @@ class Repl:
             case NewConversation(hint):
                 self._offered = None
                 write(hint)
-            case SetupChanged():
+            case SetupChanged() | LeaveConversation():
                 pass  # only /tools changes the setup here, and describes it
             case AskQuestion("" as text):
                 self._regenerate()

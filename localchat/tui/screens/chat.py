@@ -18,13 +18,13 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 
 from localchat.chat.conversation import Conversation, Question
-from localchat.errors import EngineClosed, LocalchatError
+from localchat.errors import EngineClosed, HistoryUnusable, LocalchatError
 from localchat.session.blocks import END_PREFIX, OVERFLOW_PREFIX, RETRY, NoticeBlock, Offer
-from localchat.session.outcome import AnswerUnderWay
+from localchat.session.outcome import STOPPED, AnswerUnderWay
 from localchat.session.session import ChatSession
 from localchat.session.view import SessionView
 from localchat.tui import clipboard
-from localchat.tui.attachments import ComposerText, contract, expand, question_of
+from localchat.tui.attachments import ComposerText, contract, expand, joined, question_of
 from localchat.tui.column import place_column
 from localchat.tui.edited_message import EditedMessage
 from localchat.tui.focused_message import FocusedMessage
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from localchat.tui.widgets.metrics_panel import MetricsPanel
 
 _STATS_EVERY_S = 0.5
+_OTHER_WINDOWS_EVERY_S = 2.0
 _MIN_ALERT_S = 8.0
 """Shorter work ends without an alert."""
 _INPUT_ERROR = "input-error"
@@ -85,6 +86,8 @@ class ChatScreen(Screen[None]):
         self.is_leaving = False
         """Whether the program ends. Nothing new is sent then."""
         self._queue = MessageQueue()
+        self._set_aside: dict[str, ComposerText] = {}
+        """Messages that waited when their conversation was left, by its id."""
 
     def compose(self) -> ComposeResult:
         yield TitleBar(id="heading")
@@ -104,6 +107,7 @@ class ChatScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.set_interval(_STATS_EVERY_S, self._watch_stats)
+        self.set_interval(_OTHER_WINDOWS_EVERY_S, self._watch_other_windows)
         self.composer.is_blocked = lambda: self.session.busy and self._edited.id is not None
         self.composer.take_back = self._take_back
         self.composer.reads = self._read_media
@@ -243,6 +247,12 @@ class ChatScreen(Screen[None]):
             self._fetching_stats = True
             self.run_worker(self._fetch_stats(), group="stats")
 
+    def _watch_other_windows(self) -> None:
+        """Report messages of other windows before the next question. An answer looks for them itself."""
+        if not self.session.busy:
+            report = self.session.report_other_windows()
+            self.run_worker(report, group="other-windows", exclusive=True)
+
     async def _fetch_stats(self) -> None:
         await self.session.fetch_stats()
         self._fetching_stats = False
@@ -315,11 +325,32 @@ class ChatScreen(Screen[None]):
             self.transcript.to_end()
             self._ask(self._queue.next())
         else:
-            queued = self._queue.take_all()
-            written = self.composer.written
-            text = "\n\n".join(filter(None, (queued.text, written.text)))
-            self.composer.write(text, (*queued.attachments, *written.attachments))
+            self._put_back(self._queue.take_all())
+        self._save_draft()
         self._update_banner()
+
+    def _put_back(self, unsent: ComposerText) -> None:
+        """Put unsent messages into the input, before its text."""
+        self.composer.write(*joined((unsent, self.composer.written)))
+
+    def _set_queue_aside(self) -> None:
+        """Keep the messages that wait with their conversation, which is about to be left."""
+        self.leave_editing()
+        if self._queue:
+            self._set_aside[self.session.conversation.id] = self._queue.take_all()
+            self._update_banner()
+
+    def _restore_unsent(self) -> None:
+        """Put back what was not sent in this conversation before. The text of the input stays."""
+        conversation = self.session.conversation
+        unsent = self._set_aside.pop(conversation.id, None)
+        # The draft of a new conversation may be what another window shows.
+        if unsent is None and conversation.nodes:
+            with suppress(HistoryUnusable):  # `recorder.trouble` reports it
+                unsent = ComposerText(self.session.recorder.kept_draft())
+        if unsent is not None and unsent.text:
+            self._put_back(unsent)
+        self._save_draft()
 
     def _read_media(self) -> Collection[str] | None:
         """Return the kinds of media that the model reads. None if that is unknown, as for a remote one."""
@@ -382,8 +413,10 @@ class ChatScreen(Screen[None]):
                 if not self.composer.text:
                     self.composer.write(*contract(question_of(question)))
                 self.hint(hint)
+            case replies.LeaveConversation():
+                self._set_queue_aside()
             case replies.NewConversation():
-                self.leave_editing()
+                self._restore_unsent()
                 self.composer.editor.focus()
             case replies.SetupChanged(before, hint):
                 after = self.session.setup
@@ -403,8 +436,12 @@ class ChatScreen(Screen[None]):
                 self.quit()
 
     async def _show_replies(self, stream: "AsyncIterator[Reply]") -> None:
-        async for reply in stream:
-            self._show_reply(reply)
+        try:
+            async for reply in stream:
+                self._show_reply(reply)
+        finally:
+            if self.session.conversation.id in self._set_aside:  # it could not be left
+                self._restore_unsent()
 
     def change(self, model_name: str | None, changes: Mapping[str, str]) -> None:
         """Use another model or other parameters for the next answer."""
@@ -485,6 +522,9 @@ class ChatScreen(Screen[None]):
         from localchat.tui.screens.history import HistoryScreen
 
         recorder = self.session.recorder
+        if recorder.history is None and recorder.trouble is not None:
+            self.run_worker(self.app.run_action("app.open_history"), group="start")
+            return
         if recorder.history is None:
             self.hint("the history is not open yet")
             return
@@ -492,13 +532,16 @@ class ChatScreen(Screen[None]):
         def closed(chosen: tuple[str, str | None, str] | None) -> None:
             if chosen is not None:
                 self.open_conversation(*chosen)
+            elif not self.session.busy and self.session.conversation.id in screen.deleted_ids:
+                self.run_command("/new")
 
         def renamed(id_: str, title: str) -> None:
             if id_ == self.session.conversation.id:
                 self.session.conversation.title = title
                 self.status_changed()
 
-        self.app.push_screen(HistoryScreen(recorder.history, recorder.flush, renamed), closed)
+        screen = HistoryScreen(recorder.history, recorder.flush, renamed)
+        self.app.push_screen(screen, closed)
 
     def open_conversation(self, id_: str, message_id: str | None = None, text: str = "") -> None:
         """Resume a conversation, and scroll to the match of `text` in a message."""
@@ -517,11 +560,14 @@ class ChatScreen(Screen[None]):
             # Its last messages may not be on disk yet.
             await asyncio.to_thread(session.recorder.flush)
         conversation = await asyncio.to_thread(session.recorder.history.load, id_)
-        await session.stop_and_wait()
+        self._set_queue_aside()
+        was_stopped = await session.stop_and_wait()
         if message_id and not conversation.shows(message_id):
             conversation.show(message_id)
         self.resume(conversation)
         self._reveal(message_id, text)
+        if was_stopped:
+            self.hint(STOPPED)
 
     def _reveal(self, message_id: str | None, text: str) -> None:
         """Scroll to the match of a search in a message."""
@@ -539,8 +585,10 @@ class ChatScreen(Screen[None]):
 
     def resume(self, conversation: Conversation) -> None:
         """Show a conversation and continue it with the current model."""
-        self.session.resume(conversation)
-        self.leave_editing()
+        try:
+            self.session.resume(conversation)
+        finally:
+            self._restore_unsent()
         self.composer.sent = [
             contract(question_of(node))
             for node in conversation.path()
@@ -649,8 +697,13 @@ class ChatScreen(Screen[None]):
 
     def _save_draft(self) -> None:
         """Record what is not sent yet: the queue, the draft, and a sent message that is being changed."""
+        waiting = self._queue.texts()
+        if aside := self._set_aside.get(self.session.conversation.id):
+            waiting.append(expand(*aside).text)
         drafts = [expand(*draft).text for draft in self._edited.drafts(self.composer)]
-        self.session.recorder.draft("\n\n".join(filter(None, (*self._queue.texts(), *drafts))))
+        # The text of the input goes along to the next conversation.
+        texts = ("\n\n".join(filter(None, parts)) for parts in ((*waiting, *drafts), waiting))
+        self.session.recorder.draft(*texts)
 
     def on_composer_left(self, event: Composer.Left) -> None:
         if self.transcript.blocks and not self.is_covered:
@@ -667,14 +720,20 @@ class ChatScreen(Screen[None]):
         """Edit the message in the user's editor. The answer under way continues meanwhile."""
         from localchat.tui.external_editor import edit_text
 
-        text = expand(self.composer.text, self.composer.attachments).text
+        attachments = self.composer.attachments
+        media = [item for item in attachments if item.media is not None]
+        # The signs of pictures stay in the text, where the user can move or delete them.
+        included = [item for item in attachments if item.media is None]
+        text = expand(self.composer.text, included).text
         try:
             written = await edit_text(self.app, text, self.session.context.environ)
         except LocalchatError as problem:
             self.show_error(problem)
             return
-        if written.status == 0:
-            self.composer.replace_text(written.text)
+        if written.status == 0 and written.text != text.rstrip("\n"):
+            self.composer.replace_text(written.text, media)
+        elif written.status == 0:
+            self.composer.editor.focus()
         else:
             status = f"{written.command} exited with {written.status}"
             self.hint(f"{status}; the message is unchanged")

@@ -70,6 +70,11 @@ class HistoryScreen(ListDialog[tuple[str, str | None, str]]):
         if was_behind and self.is_open:
             self.fill(self.filter_input.value)
 
+    @property
+    def deleted_ids(self) -> set[str]:
+        """Ids of the conversations that were deleted here and not restored."""
+        return {summary.id for summary in self._deleted}
+
     def fill(self, text: str) -> None:
         if self._renaming is not None:
             return

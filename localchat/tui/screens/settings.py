@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding, BindingType
 from textual.content import Content
 
-from localchat.config.parameters import PARAMETERS
+from localchat.config.parameters import AT_START, PARAMETERS
 from localchat.config.settings_file import read_settings, write_setting
 from localchat.errors import LocalchatError
 from localchat.sanitize import sanitize_line
@@ -65,7 +65,10 @@ class SettingsScreen(SettingList):
 
     def take(self, key: str, text: str) -> None:
         self._write(key, text)
-        self.show_about(f"{key} saved")
+        text = f"{key} saved"
+        if key in AT_START:
+            text += " for the next start"
+        self.show_about(text)
 
     def action_reset(self) -> None:
         if self.marked is None:

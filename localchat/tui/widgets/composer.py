@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from localchat.tui.attachments import (
     ComposerText,
     attachment_of_file,
     attachment_of_media,
+    clean,
     expand,
     present,
 )
@@ -115,7 +117,9 @@ class Composer(Vertical):
 
     def __init__(self, *, id: str) -> None:  # noqa: A002 - textual's word
         super().__init__(id=id)
-        self.root = Path.cwd()
+        self.root = Path()
+        with suppress(FileNotFoundError):  # the folder was deleted
+            self.root = Path.cwd()
         self.count_tokens: CountTokens | None = None
         self.is_blocked: Callable[[], bool] = lambda: False
         """Returns whether a message that is not a command must stay in the editor."""
@@ -206,10 +210,16 @@ class Composer(Vertical):
         self.editor.clear()
         return True
 
-    def replace_text(self, text: str) -> None:
-        """Replace the message by text from the external editor. Long text becomes an attachment."""
-        self.editor.write("")
-        self.editor.insert_paste(text)
+    def replace_text(self, text: str, media: Sequence[ComposerAttachment]) -> None:
+        """Replace the message by text from the external editor, with signs of `media`.
+
+        Long text without media becomes an attachment.
+        """
+        if media:
+            self.editor.write(clean(text), media)
+        else:
+            self.editor.write("")
+            self.editor.insert_paste(text)
         self.editor.focus()
 
     def ask(self, question: str) -> None:
