@@ -437,6 +437,8 @@ class ChatSession:
         """Answer a message, run the tool calls of the answer, and answer again until there are none."""
         try:
             self._turn = await self.tools.begin()
+        except EngineClosed:
+            return self._stopped_early()
         except LocalchatError as problem:
             self._failed(problem)
             return Outcome("failed", error=problem)
@@ -549,20 +551,24 @@ class ChatSession:
             outcome = Outcome("complete", answered)
             offer_ways_on(self, answered)
         elif isinstance(problem, EngineClosed) and self._stopping:
+            if builder.node is None:
+                return self._stopped_early()
             self.status.finish()
-            stopped = None
-            if builder.node:
-                stopped = builder.end(info, "stopped")
-            outcome = Outcome("stopped", stopped)
-            if outcome.node is None:
-                self.notice("stopped before the first token", "info", (Offer("ask again", RETRY),))
+            outcome = Outcome("stopped", builder.end(info, "stopped"))
         else:
             node = builder.node and builder.end(info, "failed", problem.message)
             outcome = Outcome("failed", node, problem)
             self._failed(problem)
-        if outcome.node is not None or outcome.end == "stopped":
+        if outcome.node is not None:
             self._record_answer(outcome.node)
         return outcome
+
+    def _stopped_early(self) -> Outcome:
+        """Show that an answer was stopped before any of it arrived."""
+        self.status.finish()
+        self.notice("stopped before the first token", "info", (Offer("ask again", RETRY),))
+        self._record_answer(None)
+        return Outcome("stopped")
 
     def _failed(self, problem: LocalchatError) -> None:
         broken = problem.code == "engine_died"

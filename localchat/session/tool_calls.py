@@ -1,7 +1,7 @@
 """Tools of a session: opened when an answer may use them, run between two answers, and undone."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +11,7 @@ from localchat.chat.conversation import Node, ToolRun
 from localchat.config.paths import expand_home
 from localchat.engine.interface import Engine
 from localchat.engine.request import CalledTool
-from localchat.errors import LocalchatError, UsageError, os_errors_as
+from localchat.errors import EngineClosed, LocalchatError, UsageError, os_errors_as
 from localchat.session.blocks import ToolCallBlock
 from localchat.session.commands import Command
 from localchat.session.engine_status import State
@@ -66,6 +66,7 @@ class SessionTools:
 
         session = self._session
         settings = session.setup.settings
+        servers = session.context.mcp_servers
         engine = await session.engine()
         info = await asyncio.to_thread(engine.info)
         if info.model == "guide":
@@ -82,7 +83,7 @@ class SessionTools:
             self._approvals = Approvals(self.consent, self.allowed)
             if self.consent is None and not self.allowed:
                 session.remark(_NO_CONSENT, "warning")
-        await self._toolset.connect()
+        await self._connect(self._toolset, [name for name in groups if name in servers])
         for problem in self._toolset.problems:
             session.remark(problem, "warning")
         return ToolTurn(
@@ -93,6 +94,24 @@ class SessionTools:
             # Servers of others may not continue an answer.
             forces_calls=info.backend != "remote",
         )
+
+    async def _connect(self, toolset: "Toolset", servers: Sequence[str]) -> None:
+        """Start the servers, and show their names meanwhile. Raises EngineClosed after `stop`."""
+        session = self._session
+        if servers:
+            session.status.task = f"starting {', '.join(servers)}"
+            session.view.status_changed()
+        self._running = asyncio.create_task(toolset.connect())
+        try:
+            await self._running
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise EngineClosed("stopped") from None
+        finally:
+            self._running = None
+            session.status.task = ""
 
     @property
     def root(self) -> Path:

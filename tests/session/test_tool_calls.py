@@ -11,14 +11,17 @@ import pytest
 from localchat.chat.conversation import Node, Question
 from localchat.chat.export import as_data, as_markdown
 from localchat.chat.prompt_messages import sent_messages
+from localchat.config.mcp_servers import McpServer
 from localchat.engine.events import Event, Finished, Text, ToolCall
 from localchat.engine.request import GenerateRequest, Messages
 from localchat.history.store import History
 from localchat.session.blocks import AnswerBlock, ToolCallBlock, UserBlock
 from localchat.session.command_runner import CommandRunner, LongCommand, Output, QuestionUndone
+from localchat.session.tool_calls import SessionTools
 from localchat.tools.consent import Decision
 from localchat.tools.loop import STOPPED
 from localchat.tools.tool import Plan, Tool
+from localchat.tools.toolset import Toolset
 from tests.support.chat_sessions import Chat, run
 from tests.support.scripted_engine import ScriptedAnswer
 from tests.support.tool_scenes import ScriptedConsent
@@ -87,6 +90,35 @@ def test_a_call_runs_after_consent_and_its_result_is_sent_back(tmp_path: Path) -
 
     answers = [calling("read_file", "Let me look.", path="a.txt"), told("It says alpha.")]
     run(stage_of(tmp_path, answers), play)
+
+
+def test_a_stop_ends_the_wait_for_servers_that_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(toolset: Toolset) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Toolset, "connect", hang)
+
+    async def play(chat: Chat) -> None:
+        server = McpServer("slow", command="slow")
+        session = chat.session
+        session.context = msgspec.structs.replace(session.context, mcp_servers={"slow": server})
+        session.tools.consent = ScriptedConsent()
+        asking = asyncio.create_task(session.ask(Question("one")))
+        async with asyncio.timeout(60.0):
+            while session.status.label != "starting slow":
+                await asyncio.sleep(0)
+        assert session.stop()
+        outcome = await asking
+        assert (outcome.end, session.status.task, session.busy) == ("stopped", "", False)
+        assert [notice.text for notice in chat.page.notices()] == ["stopped before the first token"]
+        assert len(session.conversation.nodes) == 1, "the question is kept"
+        await session.tools.close()
+
+    stage = stage_of(tmp_path, [])
+    monkeypatch.setattr(SessionTools, "groups", lambda tools: ("slow",))
+    run(stage, play)
 
 
 def test_a_call_that_is_only_described_is_made_next(tmp_path: Path) -> None:
