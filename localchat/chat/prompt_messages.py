@@ -4,7 +4,7 @@ A summary becomes part of the first user message that is still sent, because eve
 there. Many templates reject a second system message, and some reject any.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 from typing import Final, TypeAlias
 
@@ -14,6 +14,7 @@ from localchat.chat.conversation import Conversation, Node
 from localchat.engine.attachments import append_content, prepend_text
 from localchat.engine.repetition import without_repeats
 from localchat.engine.request import Message
+from localchat.errors import LocalchatError
 
 Exchange: TypeAlias = tuple[Node, ...]
 """A question with everything up to the next question."""
@@ -21,16 +22,46 @@ Exchange: TypeAlias = tuple[Node, ...]
 SUMMARY_ROLE: Final = "system"
 """Role of a summary's own message, which is never sent by itself."""
 _BEFORE_SUMMARY: Final = "Summary of the conversation so far:"
+_NOT_SENT: Final = "(an attachment that is not sent)"
+MEDIA_LEFT_OUT: Final = (
+    "This model cannot read the pictures or recordings of earlier questions, so they are not sent."
+)
 _NO_RESULT: Final = "This call was not run."
 _AFTER_SUMMARY: Final = "The conversation goes on:"
 
 
-def sent_messages(conversation: Conversation) -> tuple[Message, ...]:
+def sent_messages(conversation: Conversation, unread: Collection[str] = ()) -> tuple[Message, ...]:
     """Return the messages for an engine: instructions, then the shown path.
 
     Empty answers, which were stopped or failed at once, are not sent. Adjacent questions are then joined.
+    Questions before the last one lose their attachments of the kinds `unread`.
     """
-    return as_sent(conversation, sent_nodes(conversation))
+    nodes = sent_nodes(conversation)
+    if unread:
+        earlier = exchanges(nodes)[:-1]
+        ids = {node.id for exchange in earlier for node in exchange}
+        nodes = tuple(_without_media(node, unread) if node.id in ids else node for node in nodes)
+    return as_sent(conversation, nodes)
+
+
+def unread_kind(conversation: Conversation, problem: LocalchatError) -> str:
+    """Return the kind of attachments that a model has refused, if earlier questions have such. Else empty."""
+    kind = str(problem.details.get("media_kind", ""))
+    earlier = exchanges(sent_nodes(conversation))[:-1]
+    messages = (node.message for exchange in earlier for node in exchange)
+    if any(item.kind == kind for message in messages for item in message.attachments):
+        return kind
+    return ""
+
+
+def _without_media(node: Node, kinds: Collection[str]) -> Node:
+    message = node.message
+    attachments = tuple(item for item in message.attachments if item.kind not in kinds)
+    if attachments == message.attachments:
+        return node
+    content = message.content.strip() or _NOT_SENT
+    message = msgspec.structs.replace(message, content=content, attachments=attachments)
+    return msgspec.structs.replace(node, message=message)
 
 
 def as_sent(conversation: Conversation, nodes: Sequence[Node]) -> tuple[Message, ...]:

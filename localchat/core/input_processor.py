@@ -475,6 +475,7 @@ class InputProcessor:
                 cannot_read(attachment.kind, kinds),
                 hint=_how_to_read(attachment.kind),
                 field="messages",
+                media_kind=attachment.kind,
             )
         model = cast(MediaModel, self._model)
         return model.media_pieces(

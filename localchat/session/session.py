@@ -89,6 +89,8 @@ class ChatSession:
         self.tools = SessionTools(self)
         self.restored = ""
         """Sentence about the files that the last undo restored."""
+        self._unread: set[str] = set()
+        """Kinds of attachments that the model cannot read."""
         self._turn: ToolTurn | None = None
         """Tools of the answers to the current question."""
         self._engines = engines
@@ -482,8 +484,21 @@ class ChatSession:
                 return Outcome("too_long", error=problem)  # nothing was sent
             return self._ended(builder, problem)
         except LocalchatError as problem:
+            if builder.node is None and self._leave_out_media(problem):
+                return await self._attempt(parent, continued)
             return self._ended(builder, problem)
         return self._ended(builder, None)
+
+    def _leave_out_media(self, problem: LocalchatError) -> bool:
+        """Leave out what the model cannot read of earlier questions. Return False if that does not help."""
+        from localchat.chat.prompt_messages import MEDIA_LEFT_OUT, unread_kind
+
+        kind = unread_kind(self.conversation, problem)
+        if not kind or kind in self._unread:
+            return False
+        self._unread.add(kind)
+        self.remark(MEDIA_LEFT_OUT, "warning")
+        return True
 
     async def _consume(self, builder: "AnswerBuilder", parent: str, continued: Node | None) -> None:
         from localchat.chat.prompt_messages import sent_messages
@@ -494,7 +509,7 @@ class ChatSession:
         await include_documents(self, parent, engine)
         settings = self.setup.settings
         messages = Messages(
-            sent_messages(self.conversation),
+            sent_messages(self.conversation, self._unread),
             thinking=settings.think,
             think_budget=settings.think_budget,
             continue_last=continued is not None,
@@ -707,6 +722,7 @@ class ChatSession:
             if setup.model.notice:
                 self.remark(setup.model.notice)
             if reload:
+                self._unread.clear()
                 self.status.info = self.status.stats = None
                 self.status.forget_answer()
                 self.status.state = "starting"

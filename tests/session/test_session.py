@@ -10,7 +10,7 @@ import pytest
 from localchat.chat.conversation import Inclusion, Question
 from localchat.engine.events import Finished, MetricsSnapshot, Reasoning, Text, ToolCall
 from localchat.engine.interface import EngineInfo
-from localchat.engine.request import Messages
+from localchat.engine.request import Attachment, GenerateRequest, Messages
 from localchat.engine.stats_line import brief_stats_line
 from localchat.errors import ContextExceeded, EngineDied, UsageError
 from localchat.history.store import History
@@ -18,6 +18,7 @@ from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.blocks import AnswerBlock, ReasoningBlock, ToolCallBlock, UserBlock
 from localchat.session.engine_holder import EngineHolder
 from tests.support.chat_sessions import Chat, run
+from tests.support.media import png
 from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.tui_stage import DONE, INFO, STATS, Stage, sent, told
 
@@ -533,6 +534,33 @@ def test_what_another_window_added_is_reported_before_the_next_question(tmp_path
         other.session.recorder.close()
 
     run(Stage(tmp_path), play)
+
+
+def without_eyes(request: GenerateRequest) -> ScriptedAnswer:
+    """Refuse pictures, like a model that reads text only."""
+    assert isinstance(request.prompt, Messages)
+    if any(message.attachments for message in request.prompt.messages):
+        error = UsageError("this model cannot see pictures", media_kind="image")
+        return ScriptedAnswer((), error=error)
+    return ScriptedAnswer()
+
+
+def test_a_picture_that_the_model_cannot_see_stops_its_own_question_only(tmp_path: Path) -> None:
+    picture = Attachment("image", png(), name="a.png")
+
+    async def play(chat: Chat) -> None:
+        refused = await chat.session.ask(Question("what?", (), (picture,)))
+        assert refused.end == "failed"
+        assert (await chat.session.ask(Question("", (), (picture,)))).end == "failed"
+        for text in ("two", "three"):
+            assert (await chat.session.ask(Question(text))).end == "complete"
+        first = sent(chat.stage.engine.requests[-2])
+        assert first == [("user", "what?\n\n(an attachment that is not sent)\n\ntwo")]
+        notices = [notice.text for notice in chat.page.notices()]
+        assert sum("of earlier questions" in text for text in notices) == 1
+        assert chat.session.conversation.path()[0].message.attachments, "it is still kept"
+
+    run(Stage(tmp_path, script=without_eyes), play)
 
 
 def test_an_answer_that_another_window_continued_is_not_written_over(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from localchat import gc_control
 from localchat.chat.answer_end import NO_TEXT, end_advice, end_sentence, ended_early
 from localchat.chat.conversation import Conversation, Question
 from localchat.chat.overflow import leave_out_again, unsent_sentence
-from localchat.chat.prompt_messages import sent_messages
+from localchat.chat.prompt_messages import MEDIA_LEFT_OUT, sent_messages, unread_kind
 from localchat.cli.chat.answer_record import AnswerRecord
 from localchat.cli.chat.ask_options import AskOptions
 from localchat.cli.chat.json_report import context_line, report
@@ -36,7 +36,14 @@ from localchat.engine.events import (
 from localchat.engine.interface import Engine
 from localchat.engine.request import Messages, Prompt, TextPrompt
 from localchat.engine.stats_line import stats_line
-from localchat.errors import AnswerCut, ContextExceeded, DoesNotFit, ExitCode, LocalchatError
+from localchat.errors import (
+    AnswerCut,
+    ContextExceeded,
+    DoesNotFit,
+    ExitCode,
+    LocalchatError,
+    UsageError,
+)
 from localchat.session.answer_builder import AnswerBuilder
 from localchat.session.progress import progress_words
 from localchat.session.view import HiddenView
@@ -233,6 +240,12 @@ class OneShot:
         try:
             self._receive(self._messages())
             return
+        except UsageError as refusal:
+            if not (kind := unread_kind(self._conversation, refusal)):
+                raise
+            self._terminal.notify(MEDIA_LEFT_OUT)
+            self._receive(self._messages((kind,)))
+            return
         except ContextExceeded as refusal:
             cut = leave_out_again(
                 self._conversation,
@@ -247,9 +260,9 @@ class OneShot:
         self._terminal.print_line(f"localchat: {sentence}", dim=True)
         self._receive(self._messages())
 
-    def _messages(self) -> Messages:
+    def _messages(self, unread: Sequence[str] = ()) -> Messages:
         return Messages(
-            sent_messages(self._conversation),
+            sent_messages(self._conversation, unread),
             thinking=self._settings.think,
             think_budget=self._settings.think_budget,
         )

@@ -7,6 +7,8 @@ import pytest
 
 from localchat.cli.chat import prompt
 from localchat.cli.chat.prompt import join_parts
+from localchat.engine.request import Messages
+from localchat.errors import UsageError
 from tests.support.cli_program import SCENARIOS, ScriptedApp
 from tests.support.cli_questions import asked, asked_message
 from tests.support.media import HOSTILE, png, wav
@@ -70,6 +72,19 @@ def test_a_deleted_folder_stops_no_question_and_is_named_in_errors(
     assert "there is no file x.txt" in call(HELLO, "Ask @x.txt").err
     learned = call((), "learn", ".")
     assert (learned.code, "the current folder was deleted" in learned.err) == (2, True)
+
+
+def test_a_picture_of_an_earlier_question_is_left_out_for_a_model_that_cannot_see_it(
+    call: Call,
+) -> None:
+    assert call(HELLO, "what?", stdin=png()).code == 0
+    app = ScriptedApp((UsageError("this model cannot see pictures", media_kind="image"),))
+    refused = call(app, "-c", "and now?")
+    assert (refused.code, "earlier questions, so they are not sent" in refused.err) == (2, True)
+    first, second = (request.prompt for request in app.engines[0].requests)
+    assert isinstance(first, Messages) and isinstance(second, Messages)
+    assert first.messages[0].attachments
+    assert not any(message.attachments for message in second.messages)
 
 
 def test_a_picture_alone_is_a_prompt(call: Call) -> None:
