@@ -127,7 +127,8 @@ class AnswerCut(LocalchatError):
 
 
 class EngineDied(LocalchatError):
-    """`details`: signal (name or empty), status, phase (`load`, `warmup`, `serve`)."""
+    """`details`: signal (name or empty), status, phase (`load`, `warmup`, `serve`), attached if a server
+    of this machine ran it."""
 
     code = "engine_died"
 

@@ -29,6 +29,8 @@ class EngineHolder:
     def __init__(self) -> None:
         self._future: Future[Engine] = Future()
         self._opened = False
+        self.reopens = True
+        """Whether `open` may replace the engine."""
         self._pending: deque[str] = deque(maxlen=100)
         self._listener: Notify | None = None
         self._causes: set[str] = set()
@@ -37,10 +39,11 @@ class EngineHolder:
 
     @classmethod
     def holding(cls, engine: "Engine") -> "EngineHolder":
-        """Return a holder of an engine that is already open."""
+        """Return a holder of an engine that is already open, and that the caller closes."""
         holder = cls()
         holder._future.set_result(engine)
         holder._opened = True
+        holder.reopens = False
         return holder
 
     def open(self, open_engine: OpenEngine) -> None:

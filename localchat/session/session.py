@@ -590,6 +590,9 @@ class ChatSession:
         self.status.finish(broken=broken)
         if broken:
             self.status.info = None
+        if problem.details.get("attached") and self._engines.reopens:
+            problem.hint = "the next question loads the model in a process of this program"
+            self._engines.open(self.setup.open_engine)
         self._failure_notice = self.show_error(problem, (Offer("try again", RETRY),))
 
     async def _remember(self) -> None:

@@ -536,6 +536,22 @@ def test_what_another_window_added_is_reported_before_the_next_question(tmp_path
     run(Stage(tmp_path), play)
 
 
+def test_after_the_end_of_its_server_a_session_opens_another_engine(tmp_path: Path) -> None:
+    lost = EngineDied("the connection was lost", phase="serve", attached=True)
+    answers = iter((ScriptedAnswer((), error=lost), told("yes")))
+
+    async def play(chat: Chat) -> None:
+        assert (await chat.session.ask(Question("one"))).end == "failed"
+        (notice,) = chat.page.notices()
+        assert "the next question loads the model" in notice.text
+        await chat.session.retry()
+        assert len(chat.stage.opened) == 2
+        answer = chat.session.last_answer()
+        assert answer is not None and answer.message.content == "yes"
+
+    run(Stage(tmp_path, script=lambda request: next(answers)), play)
+
+
 def without_eyes(request: GenerateRequest) -> ScriptedAnswer:
     """Refuse pictures, like a model that reads text only."""
     assert isinstance(request.prompt, Messages)

@@ -116,6 +116,7 @@ class ServerClient:
             hint="start it again with `localchat serve`, or run this command again to load the model here",
             signal="",
             phase="serve",
+            attached=True,
         )
         lost.__cause__ = error
         return lost
