@@ -249,7 +249,7 @@ class ChatApp(App[int]):
             self.session.show_error(problem)
 
     async def action_open_history(self) -> None:
-        """Try again to open the history, for example after the user has made room on the disk."""
+        """Open the history again, such as after the user has made room on the disk."""
         await self._open_history()
         if self.recorder.history is not None:
             self.chat.action_history()
