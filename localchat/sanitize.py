@@ -60,7 +60,7 @@ def one_line(text: str) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Return text as a Markdown code block, with a fence that the text does not end."""
+    """Return text as a Markdown code block. Its fence is longer than those in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"

@@ -401,7 +401,7 @@ class OneShot:
                 self._terminal.print_line(text, dim=True)
 
     def _report_ends(self) -> None:
-        """Report on stderr which answers were cut off or have no text, and what to do."""
+        """Report incomplete and empty answers on stderr, with advice."""
         for number, choice in enumerate(self.answer.choices):
             end = choice.finished
             if end is not None and end.reason == "stop" and not choice.text.strip():
