@@ -50,7 +50,7 @@ class KernelCompiler:
             "TRITON_INTERPRET": "0",
             "TRITON_CACHE_DIR": str(self.cache),
             "TRITON_DEFAULT_FP_FUSION": "1",
-            "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
+            "PYTHONPATH": os.pathsep.join((*map(str, SOURCES), os.environ.get("PYTHONPATH", ""))),
         }
         command = [sys.executable, "-c", script, *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from localchat.backend_api.interface import Capabilities, LoadRequest, ModelInfo
@@ -45,6 +46,7 @@ from tests.support.tiny_models import CPU, VOCABULARY, spoil
 ON_GPU = os.environ.get("TRITON_INTERPRET") == "0" and torch.cuda.is_available()
 """The same tests on a GPU, with the kernels in fp16: TRITON_INTERPRET=0 pytest tests/localchat_cuda."""
 DEVICE = torch.device("cuda", 0) if ON_GPU else CPU
+without_gpu = pytest.mark.skipif(ON_GPU, reason="stands in for a GPU, and one is here")
 PAGE = 64
 MAX_STEPS = 20_000
 NEAR = 0.1 if ON_GPU else 1e-3

@@ -17,6 +17,7 @@ from localchat_cuda.kernels.fp8_int8.pack import W8
 from localchat_cuda.kernels.fp8_int8.tile_config import GemvConfig, W8TileConfig
 from tests.support import float_checkpoints, fp8_reference
 from tests.support.seeded import seeded
+from tests.support.tiny_engine_core import DEVICE, ON_GPU
 
 KINDS = {
     "row": w8_pack.e4m3_rows,
@@ -24,9 +25,11 @@ KINDS = {
     "whole": w8_pack.whole_rows,
     "mx": float_checkpoints.mx_weight,
 }
-CODES = torch.arange(256).to(torch.uint8)
+CODES = torch.arange(256, device=DEVICE).to(torch.uint8)
 NUMBERS = (CODES & 127) != 127
 """Without the two codes of no number."""
+WIDE = torch.bfloat16 if ON_GPU else torch.float32
+"""Rows of MXFP8 weights, which are multiplied in bf16 on a GPU."""
 
 
 def drawn(kind: str, n: int, k: int) -> W8:
@@ -231,8 +234,9 @@ def test_padded_mxfp8_has_columns_of_zeros() -> None:
     assert (padded.features_in, padded.padding) == (256, 64)
     assert torch.equal(w8_pack.dense(padded)[:, :192], w8_pack.dense(weight))
     assert not w8_pack.dense(padded)[:, 192:].any()
-    x = rows(9, 192)
-    assert off(fp8_int8.gemm(x, padded).sum(0), x @ w8_pack.dense(weight).t()) < 1e-6
+    x = rows(9, 192, WIDE)
+    wanted = x.float() @ w8_pack.dense(weight).t()
+    assert off(fp8_int8.gemm(x, padded).sum(0), wanted) < 1e-6
 
 
 @pytest.mark.parametrize("blocks", [False, True])
@@ -256,7 +260,7 @@ def test_fp8_gemm_matches_the_reference(kind: str) -> None:
     assert off(fp8_reference.gemm(x, weight), w8_small.reference(x, weight)) < 0.05
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("row", torch.float16), ("mx", torch.float32)])
+@pytest.mark.parametrize(("kind", "dtype"), [("row", torch.float16), ("mx", WIDE)])
 @pytest.mark.parametrize("m", [1, 16, 17, 65])
 def test_gemm_supports_every_row_count(m: int, kind: str, dtype: torch.dtype) -> None:
     weight, x = drawn(kind, 48, 128), rows(m, 128, dtype)
@@ -266,7 +270,7 @@ def test_gemm_supports_every_row_count(m: int, kind: str, dtype: torch.dtype) ->
 
 
 def test_logits_of_more_rows_than_a_tile_are_computed_in_chunks() -> None:
-    weight, x = drawn("whole", 50, 128), rows(70, 128)
+    weight, x = drawn("whole", 50, 128), rows(70, 128, WIDE)
     assert off(fp8_int8.logits(x, weight), w8_small.reference(x, weight)) < 1e-6
 
 

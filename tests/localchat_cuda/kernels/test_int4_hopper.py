@@ -19,7 +19,7 @@ from tests.support import gluon_emulation, int4_reference
 from tests.support.compiled_kernels import KernelCompiler
 from tests.support.gluon_emulation import Boxes, Pointer
 from tests.support.int4_weights import CPU, relative, values, weight
-from tests.support.tiny_engine_core import DEVICE
+from tests.support.tiny_engine_core import DEVICE, without_gpu
 
 SEVEN = {(37888, 3584, True), (3584, 18944, False), (4608, 3584, False), (3584, 3584, False)}
 EVEN = HopperTileConfig(64, 2, even=True)
@@ -101,6 +101,7 @@ def scaled_planes(
     return *scaled(w, zero, scale)[:2], *scaled(w, zero_high, scale_high)[2:]
 
 
+@without_gpu
 @pytest.mark.parametrize(
     ("n", "k", "rows", "config", "programs", "gelu", "group", "into"),
     [

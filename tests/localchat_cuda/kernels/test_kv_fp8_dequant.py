@@ -18,6 +18,7 @@ from tests.support import tiny_models
 from tests.support.attention_scenes import PAGE
 from tests.support.kv_fp8_scenes import coded_scene
 from tests.support.kv_fp8_sources import sources_of
+from tests.support.tiny_engine_core import without_gpu
 from tests.support.tiny_models import Tiny, tokens_of
 
 CODED = BatchConfig(4, 2, 128, 64, 132, fp8_kv=True, prefill_tile=HOPPER)
@@ -105,6 +106,7 @@ def test_pool_is_bounded_for_models_with_many_key_heads() -> None:
 # ---------------------------------------------------------------------------- a model
 
 
+@without_gpu
 @pytest.mark.parametrize(
     ("kind", "fp8_kv", "length"), [("qwen2", True, 84), ("mistral", False, 68)]
 )

@@ -18,6 +18,7 @@ from tests.support import gluon_emulation
 from tests.support.attention_scenes import PAGE, close, scene
 from tests.support.compiled_kernels import KernelCompiler
 from tests.support.gluon_emulation import Boxes, Pointer
+from tests.support.tiny_engine_core import without_gpu
 
 ROOT = Path(__file__).parents[3]
 NOWHERE = 10_000
@@ -70,6 +71,7 @@ WORK = [
 ]
 
 
+@without_gpu
 @pytest.mark.parametrize("work", WORK, ids=str)
 @pytest.mark.parametrize(("d", "programs"), [(64, 3), (128, 1)])
 def test_emulated_kernel_matches_the_reference_for_ragged_sequences(
@@ -83,6 +85,7 @@ def test_emulated_kernel_matches_the_reference_for_ragged_sequences(
     close(emulated(q, pool, batch, tiles_of(work), Rules(scale=0.2), programs), wanted)
 
 
+@without_gpu
 @pytest.mark.parametrize("window", [1, 64, 65, 128, 200, 500])
 def test_emulated_kernel_with_a_window_reads_no_page_before_it(window: int) -> None:
     work = [(140, 600), (65, 65), (1, 200), (70, 333)]
@@ -94,6 +97,7 @@ def test_emulated_kernel_with_a_window_reads_no_page_before_it(window: int) -> N
     close(emulated(q, pool, batch, tiles_of(work), Rules(window=window), 2), wanted)
 
 
+@without_gpu
 def test_emulated_kernel_with_sinks_matches_the_reference() -> None:
     q, k, v, batch = scene([(140, 200)], 4, 2, 64)
     rules = Rules(window=100, sinks=torch.tensor([3.0, -1.0, 0.5, 20.0]))
@@ -101,6 +105,7 @@ def test_emulated_kernel_with_sinks_matches_the_reference() -> None:
     close(emulated(q, torch.stack((k, v), 1), batch, tiles_of([(140, 200)]), rules, 2), wanted)
 
 
+@without_gpu
 def test_tiles_without_work_write_nothing_and_read_no_keys() -> None:
     work = [(150, 300), (0, 1)]
     q, k, v, batch = scene([work[0], (1, 1)], 2, 1, 64)
@@ -257,6 +262,7 @@ INCOMPATIBLE = (
 )
 
 
+@without_gpu
 def test_hopper_uses_the_portable_kernel_without_a_compatible_gluon() -> None:
     # torch and Triton are imported once; every case breaks Gluon in a fork of that process
     script = f"""
