@@ -31,6 +31,7 @@ from localchat_cuda.compile_ahead.process import CompileProcess
 from localchat_cuda.compile_ahead.workers import CompileAhead
 from localchat_cuda.config.gguf import LayerFormats, layer_formats
 from localchat_cuda.config.model import PAGE_TOKENS, ModelConfig
+from localchat_cuda.exact_widths import exact_widths
 from localchat_cuda.kernels.launch import interpreted, set_safe_mode, traits, trust_callers
 from localchat_cuda.plan import window_plan
 from localchat_cuda.plan.memory_plan import OVERHEAD_BYTES, kv_token_bytes, kv_types
@@ -177,6 +178,9 @@ def load_runner(
         runner.compiling = ahead
         if ahead.finished():
             runner.prepare_for_bursts()
+            if device.type == "cuda" and compiles:
+                widths = exact_widths(runner)
+                runner.capabilities = replace(runner.capabilities, exact_widths=widths)
     return runner
 
 

@@ -78,6 +78,9 @@ class PaddedWidth(NamedTuple):
 
 
 _ANY_WIDTH = Widths()
+_SLOW_STEP_S = 0.25
+_EXACT_CHUNK_SLOW = 64
+_EXACT_CHUNK_FAST = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,24 @@ class Capabilities:
     """Longest step with a prompt while other sequences decode. 0: the same as `step_target_s`."""
     widths: Widths = _ANY_WIDTH
     """Padded widths. Empty: steps are not padded."""
+    exact_widths: tuple[int, ...] = ()
+    """Multiples of `exact_chunk_tokens`: prompt steps of these widths compute the same bits as steps of one
+    chunk each."""
     limits: tuple[str, ...] = ()
     """Limitations of this model, as sentences for `show` and for cache misses."""
+
+    @property
+    def exact_chunk_tokens(self) -> int:
+        """Tokens of a prompt chunk whose shape is the same cold and warm.
+
+        Kernels choose tiles and tails by the number of rows, so a row has the same bits again only in a chunk
+        of the same shape, or in a step of `exact_widths`. Wider chunks cost a GPU less, and recompute more of a
+        cached prompt.
+        """
+        chunk = _EXACT_CHUNK_FAST
+        if self.step_target_s >= _SLOW_STEP_S:
+            chunk = max((_EXACT_CHUNK_SLOW, *self.widths.prefill[:1]))
+        return min(chunk, self.max_step_tokens)
 
 
 @dataclass(frozen=True, slots=True)

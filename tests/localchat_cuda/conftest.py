@@ -1,6 +1,7 @@
 """Kernels run in Triton's interpreter here, on a CPU, unless TRITON_INTERPRET is set to 0 on a GPU
 (tests/conftest.py)."""
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,9 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.support.compiled_kernels import KernelCompiler
+
+# Tests have another home, and torch warns of a folder for such kernels that it cannot make there.
+os.environ.setdefault("USE_PYTORCH_KERNEL_CACHE", "0")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,7 +28,6 @@ from localchat.core.kv_cache.disk_tier import (
     DiskRead,
     DiskTier,
 )
-from localchat.core.kv_cache.manager import exact_chunk_tokens
 from localchat.core.kv_cache.paged import PagedKVCacheManager
 from localchat.core.kv_cache.prefix_tree import PrefixNode
 from localchat.core.sequence import RequestState
@@ -89,7 +88,7 @@ class BlockDiskTier(DiskTier):
         self._size = can.block_tokens
         self._block_bytes = can.block_tokens * can.bytes_per_token
         self._part_blocks = max(1, part_bytes // self._block_bytes)
-        self._exact_chunk = lcm(exact_chunk_tokens(can), self._size)
+        self._exact_chunk = lcm(can.exact_chunk_tokens, self._size)
         layout = f"{can.kv_type}\0{self._size}\0{self._block_bytes}\0{can.host_layout}"
         super().__init__(store, f"{description}\0{layout}", model, _MAX_PENDING_BYTES)
         readers = min(_MAX_READERS, os.cpu_count() or 1)

@@ -14,23 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from localchat.backend_api.interface import Capabilities, MemoryOp
-
-_SLOW_STEP_S = 0.25
-_EXACT_CHUNK_SLOW = 64
-_EXACT_CHUNK_FAST = 512
-
-
-def exact_chunk_tokens(capabilities: Capabilities) -> int:
-    """Return the tokens of a prompt chunk whose shape is the same cold and warm.
-
-    Kernels choose tiles and tails by the number of rows, so a row has the same bits again only in
-    a chunk of the same shape. Wider chunks cost a GPU less, and recompute more of a cached prompt.
-    """
-    chunk = _EXACT_CHUNK_FAST
-    if capabilities.step_target_s >= _SLOW_STEP_S:
-        chunk = max((_EXACT_CHUNK_SLOW, *capabilities.widths.prefill[:1]))
-    return min(chunk, capabilities.max_step_tokens)
+from localchat.backend_api.interface import MemoryOp
 
 
 class PrefixHit(NamedTuple):

@@ -21,7 +21,6 @@ from localchat.core.kv_cache.disk_tier import (
     DiskRead,
     DiskTier,
 )
-from localchat.core.kv_cache.manager import exact_chunk_tokens
 from localchat.core.kv_cache.slots import SlotKVCacheManager, UnstoredText
 from localchat.core.kv_cache.token_prefix import Ids
 from localchat.core.sequence import RequestState
@@ -67,7 +66,7 @@ class SlotDiskTier(DiskTier):
         self._exporter = cast(ExportingRunner, runner)
         self._kv_cache = kv_cache
         self._whole = can.exports == "whole"
-        self._exact_salt = f"{_EXACT} {exact_chunk_tokens(can)}"
+        self._exact_salt = f"{_EXACT} {can.exact_chunk_tokens}"
         self._bytes_per_token = max(1, can.bytes_per_token)
         self._range_tokens = range_tokens or _range_tokens(self._bytes_per_token)
         self._min_tokens = min_tokens

@@ -28,7 +28,6 @@ from localchat.core.kv_cache.manager import (
     KVCacheManager,
     PrefixHit,
     ValidTokens,
-    exact_chunk_tokens,
 )
 from localchat.core.scheduler.decode_run import DecodeRun
 from localchat.core.scheduler.exact_chunks import (
@@ -99,7 +98,7 @@ class Scheduler:
         self._kv_cache = kv_cache
         self._token_budget = token_budget
         self._shares = PromptShares(capabilities)
-        self._exact_chunk = exact_chunk_tokens(capabilities)
+        self._exact_chunk = capabilities.exact_chunk_tokens
         self._moves_rows = (
             capabilities.moves_rows
             and capabilities.window_blocks == 0
@@ -550,6 +549,9 @@ class Scheduler:
             return min(width, chunk)
         if self._last_exact_chunk(prompt_tokens) <= sequence.launched < prompt_tokens:
             return prompt_tokens - sequence.launched
+        if chunk == self._exact_chunk:
+            rest = prompt_tokens - sequence.launched
+            chunk = max((width for width in self._can.exact_widths if width <= rest), default=chunk)
         return min(sequence.needs, chunk)
 
     def _last_exact_chunk(self, prompt_tokens: int) -> int:
@@ -607,6 +609,7 @@ class Scheduler:
                 sequence.exact = cuts.floor(row.start)
         if cuts is None:
             is_whole = end == chunk_end(request_state.media, row.start, chunk)
+            is_whole = is_whole or (not request_state.media and row.width in self._can.exact_widths)
         else:
             is_whole = row.start < cuts.last and end == cuts.end(row.start)
         follows = row.start == sequence.exact

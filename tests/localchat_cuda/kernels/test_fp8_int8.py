@@ -265,7 +265,10 @@ def test_fp8_gemm_matches_the_reference(kind: str) -> None:
 def test_gemm_supports_every_row_count(m: int, kind: str, dtype: torch.dtype) -> None:
     weight, x = drawn(kind, 48, 128), rows(m, 128, dtype)
     wanted = w8_small.reference(x, weight)
-    assert off(fp8_int8.gemm(x, weight).sum(0), wanted) < 1e-3
+    # The library's products of many rows are in the type of x.
+    assert off(fp8_int8.gemm(x, weight).sum(0), wanted) < (
+        3e-3 if dtype == torch.bfloat16 else 1e-3
+    )
     assert torch.equal(fp8_int8.gemm(x, weight, kernels=False)[0], wanted)
 
 

@@ -18,6 +18,7 @@ from localchat_cuda.kernels.attention import prefill
 from localchat_cuda.kernels.int4 import packed_rows
 from localchat_cuda.kernels.int4.tile_config import TileConfig, tile_config_for
 from localchat_cuda.kernels.launch import Traits
+from tests.support.tiny_engine_core import without_gpu
 
 META = torch.device("meta")
 
@@ -89,6 +90,7 @@ class _Kernel:
         return launched
 
 
+@without_gpu
 def test_a_launch_states_pdl_and_limits_registers_only_on_a_gpu() -> None:
     hopper, interpreter = launch.Traits.of((9, 0), 132), launch.Traits(False, False, 4)
     kernel = _Kernel("x", "N", "PDL")

@@ -14,7 +14,7 @@ from localchat_cuda.kernels.sampling import rescore, sample
 from localchat_cuda.kernels.sampling import state as sample_state
 from tests.localchat_cuda.kernels.test_sampling import settings_of
 from tests.support.seeded import seeded
-from tests.support.tiny_engine_core import DEVICE
+from tests.support.tiny_engine_core import DEVICE, without_gpu
 
 N, K = 520, 128
 GREEDY = SamplingParams(temperature=0.0)
@@ -174,6 +174,7 @@ def test_draws_that_nobody_reads_are_not_computed_again() -> None:
     assert not found.exact.any()
 
 
+@without_gpu
 def test_float32_states_find_the_best_token() -> None:
     head, x = head_of(9, torch.float32), states_of(2, 9, torch.float32)
     found = drawn(x, head, bounded_head(head), [GREEDY, GREEDY])

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from localchat_cuda.kernels.fp8_int8.pack import BLOCK, E4M3, W8
-from localchat_cuda.kernels.launch import cdiv, launch_kernel, require
+from localchat_cuda.kernels.launch import cdiv, launch_kernel, require, traits
 
 _RUN = 1024
 
@@ -36,11 +36,13 @@ def supports(weight: W8) -> bool:
 
 
 @triton.jit
-def e4m3(v):
+def e4m3(v, NATIVE: tl.constexpr):
     """Round fp32 numbers of at most 448 to e4m3 as uint8, ties to even.
 
-    Written out because the interpreter's own conversion drops a carry into the exponent.
+    Written out for GPUs without this conversion, and because the interpreter's drops a carry into the exponent.
     """
+    if NATIVE:
+        return v.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     bits = v.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     # rounds away 20 of 23 mantissa bits; an exponent of fp32 is 120 more than that of e4m3
@@ -64,7 +66,7 @@ def _scale(peak):
 
 
 @triton.jit
-def _rows_kernel(x, codes, scales, K: tl.constexpr, RUN: tl.constexpr):
+def _rows_kernel(x, codes, scales, K: tl.constexpr, RUN: tl.constexpr, NATIVE: tl.constexpr):
     m = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, RUN)
     peak = tl.zeros((RUN,), tl.int32)
@@ -75,12 +77,20 @@ def _rows_kernel(x, codes, scales, K: tl.constexpr, RUN: tl.constexpr):
     tl.store(scales + m, scale)
     for c in tl.range(0, K, RUN):
         v = tl.load(x + m * K + c + i, mask=c + i < K, other=0.0).to(tl.float32)
-        tl.store(codes + m * K + c + i, e4m3(v / scale), mask=c + i < K)
+        tl.store(codes + m * K + c + i, e4m3(v / scale, NATIVE), mask=c + i < K)
 
 
 @triton.jit(do_not_specialize=["M", "row_stride", "group_stride"])
 def _groups_kernel(
-    x, codes, scales, M, row_stride, group_stride, K: tl.constexpr, GROUPS: tl.constexpr
+    x,
+    codes,
+    scales,
+    M,
+    row_stride,
+    group_stride,
+    K: tl.constexpr,
+    GROUPS: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     m = tl.program_id(0).to(tl.int64)
     G: tl.constexpr = K // 128
@@ -91,7 +101,7 @@ def _groups_kernel(
     v = tl.load(x + offsets, mask=in_x, other=0.0).to(tl.float32)
     scale = _scale(tl.max(_size(v), 1))
     tl.store(scales + m * row_stride + g * group_stride, scale, mask=g < G)
-    tl.store(codes + offsets, e4m3(v / scale[:, None]), mask=inside)
+    tl.store(codes + offsets, e4m3(v / scale[:, None], NATIVE), mask=inside)
 
 
 def round_rows(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,7 +112,17 @@ def round_rows(x: torch.Tensor, *, blocks: bool) -> tuple[torch.Tensor, torch.Te
     if blocks:
         return _round_groups(x, scales), scales
     codes = torch.empty(m, k, dtype=torch.uint8, device=x.device)
-    launch_kernel(_rows_kernel, (m,), x, codes, scales, K=k, RUN=_RUN, num_warps=4)
+    launch_kernel(
+        _rows_kernel,
+        (m,),
+        x,
+        codes,
+        scales,
+        K=k,
+        RUN=_RUN,
+        NATIVE=traits(x.device).fp8,
+        num_warps=4,
+    )
     return codes.view(E4M3), scales
 
 
@@ -132,6 +152,7 @@ def _round_groups(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         *scales.stride(),
         K=k,
         GROUPS=8,
+        NATIVE=traits(x.device).fp8,
         num_warps=2,
     )
     return codes.view(E4M3)

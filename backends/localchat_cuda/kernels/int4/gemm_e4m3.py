@@ -59,8 +59,8 @@ def _unpack_kernel(codes, scale_zeros, out, scales, G: tl.constexpr, ASM: tl.con
     a, b, c, d = halves(load_tile(codes, (block * G + group) * 512, 1, 2), ASM)
     row = (block * 16 + i).to(tl.int64) * (G * 128) + group * 128
     pointers = out + row[:, None] + tl.arange(0, 64)[None, :]
-    tl.store(pointers, e4m3(in_order(a, b) - 1024 - zero))
-    tl.store(pointers + 64, e4m3(in_order(c, d) - 64 - zero))
+    tl.store(pointers, e4m3(in_order(a, b) - 1024 - zero, ASM))
+    tl.store(pointers + 64, e4m3(in_order(c, d) - 64 - zero, ASM))
 
 
 def unpack(weight: W4) -> E4M3Copy:
