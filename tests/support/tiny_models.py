@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import safetensors.torch
 import torch
 import transformers
@@ -18,6 +19,7 @@ from localchat_cuda.config.model import ModelConfig, rounded_config
 from localchat_cuda.config.reader import read_config
 from localchat_cuda.kernels.attention.prefill import PrefillTileConfig
 from localchat_cuda.kernels.int4 import e2m1
+from localchat_cuda.kernels.launch import interpreted
 from localchat_cuda.layers.dense import DenseLayers
 from localchat_cuda.layers.packed import PackedLayers
 from localchat_cuda.ranks.collective import Collective
@@ -579,6 +581,8 @@ class Tiny:
         rounded: RoundedType | None = None,
     ) -> None:  # fmt: skip
         """`collective`: the model is one rank of several. `rounded`: type to round the layers to."""
+        if kernels and not interpreted():
+            pytest.skip("tensors of a CPU need kernels in the interpreter")
         whole = rounded_config(read_config(folder), rounded, folder.name)
         self.config: ModelConfig = whole
         source: WeightSource = CheckpointWeights(folder, CPU)

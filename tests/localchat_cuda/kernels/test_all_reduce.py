@@ -9,6 +9,9 @@ import torch
 from localchat_cuda.kernels.all_reduce import PeerMemory, all_reduce
 from localchat_cuda.kernels.int4.activations import HalfRows, prepare
 from tests.support.seeded import seeded
+from tests.support.tiny_engine_core import without_gpu
+
+pytestmark = without_gpu
 
 CPU = torch.device("cpu")
 

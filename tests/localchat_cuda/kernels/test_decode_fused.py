@@ -13,7 +13,7 @@ from localchat_cuda.kernels.attention.reference import Rules
 from tests.support.attention_scenes import PAGE, close, numbers, scene
 from tests.support.tiny_engine_core import DEVICE
 
-WINDOW = Rules(window=50, sinks=torch.tensor([2.0, -1.0]))
+WINDOW = Rules(window=50, sinks=torch.tensor([2.0, -1.0], device=DEVICE))
 
 
 @pytest.mark.parametrize(
