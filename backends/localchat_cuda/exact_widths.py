@@ -28,14 +28,14 @@ def exact_widths(runner: CudaRunner) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(1)
     vocabulary = runner.model.config.vocabulary
     tokens = torch.randint(vocabulary, (widths[-1],), generator=generator).tolist()
-    wanted = _keys_and_values(runner, tokens, chunk)
+    kv_of_chunks = _keys_and_values(runner, tokens, chunk)
 
     def computes_the_same(width: int) -> bool:
-        found = _keys_and_values(runner, tokens[:width], width)
+        kv_of_step = _keys_and_values(runner, tokens[:width], width)
         with runner.on_stream():
             return all(
-                torch.equal(one, other[:, : one.shape[1]])
-                for one, other in zip(found, wanted, strict=True)
+                torch.equal(joined, in_chunks[:, : joined.shape[1]])
+                for joined, in_chunks in zip(kv_of_step, kv_of_chunks, strict=True)
             )
 
     return tuple(filter(computes_the_same, widths))
@@ -56,7 +56,8 @@ def _keys_and_values(runner: CudaRunner, tokens: list[int], width: int) -> list[
         row = StepRow(-1, 0, start, tuple(tokens[start : start + width]), (), blocks)
         runner.launch(StepPlan(0, (row,), (), (), enter))
         runner.collect()
-        enter, blocks = (), ()
+        enter = ()
+        blocks = ()
     runner.launch(StepPlan(0, leave=(-1,)))
     runner.collect()
     with runner.on_stream():

@@ -550,8 +550,9 @@ class Scheduler:
         if self._last_exact_chunk(prompt_tokens) <= sequence.launched < prompt_tokens:
             return prompt_tokens - sequence.launched
         if chunk == self._exact_chunk:
-            rest = prompt_tokens - sequence.launched
-            chunk = max((width for width in self._can.exact_widths if width <= rest), default=chunk)
+            missing = prompt_tokens - sequence.launched
+            widths = self._can.exact_widths
+            chunk = max((width for width in widths if width <= missing), default=chunk)
         return min(sequence.needs, chunk)
 
     def _last_exact_chunk(self, prompt_tokens: int) -> int:
