@@ -32,15 +32,19 @@ class Database:
     Thread-safe: one connection reads and another writes, each for one thread at a time.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
+        """Open or create the file. `read_only` writes nothing, not even a lock, and every write fails."""
         self.path = path
         self.notice = ""
         """Sentence for the user about a problem while opening, or an empty string."""
-        if path is not None:
+        if path is not None and not read_only:
             self.notice = _prepared(path)
         with _sqlite_errors(path):
-            self._writer = _connected(path)
-            self._reader = self._writer if path is None else _connected(path)
+            if path is not None and read_only:
+                self._writer = self._reader = _connected_read_only(path)
+            else:
+                self._writer = _connected(path)
+                self._reader = self._writer if path is None else _connected(path)
         self._depth = 0
         self._writing = threading.RLock()
         self._reading = self._writing if path is None else threading.RLock()
@@ -120,6 +124,15 @@ def _connected(path: Path | None) -> sqlite3.Connection:
     if path is not None:
         _use_write_ahead_log(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+def _connected_read_only(path: Path) -> sqlite3.Connection:
+    """Connect to a file that cannot be written. Reads its write-ahead log, too."""
+    # Without locks and in exclusive mode, SQLite builds the index of the log in memory instead of a file.
+    address = f"{path.absolute().as_uri()}?mode=ro&vfs=unix-none"
+    connection = sqlite3.connect(address, isolation_level=None, check_same_thread=False, uri=True)
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     return connection
 
 
@@ -214,7 +227,7 @@ def _translated(problem: Exception, path: Path | None) -> HistoryUnusable:
         sqlite3.SQLITE_BUSY: "another localchat is writing for too long; try again",
         sqlite3.SQLITE_FULL: "the disk is full: make room and try again",
         sqlite3.SQLITE_IOERR: "the disk may be full or failing: make room and try again",
-        sqlite3.SQLITE_READONLY: f"the file or its folder is read-only; {_WITHOUT_HISTORY}",
+        sqlite3.SQLITE_READONLY: f"the disk is full, or the file is read-only; {_WITHOUT_HISTORY}",
         sqlite3.SQLITE_CORRUPT: "the file is damaged: move it away, or rescue it with sqlite3's .recover",
     }
     return HistoryUnusable(

@@ -86,6 +86,11 @@ class History:
         history.purge(time.time())
         return history
 
+    @classmethod
+    def open_read_only(cls, path: Path) -> "History":
+        """Open a history on a disk that is full or read-only. Every change raises HistoryUnusable."""
+        return cls(Database(path, read_only=True))
+
     @property
     def notice(self) -> str:
         """Sentence for the user about a damaged file that was set aside, or an empty string."""

@@ -1,5 +1,6 @@
 """Opening the file: older versions, newer ones, damaged ones."""
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -197,3 +198,23 @@ def test_space_is_released_in_a_file_of_an_older_version(path: Path) -> None:
     assert path.stat().st_size < 500_000
     with closing(History.open(path)) as history:
         assert history.load("c1").nodes["n3"].message.content == "an old answer"
+
+
+def test_a_history_that_cannot_be_written_is_read_with_its_newest_messages(
+    path: Path, tmp_path: Path
+) -> None:
+    with History.open(path) as history:
+        conversation = kept(history, "is it so?", "Yes.")
+        # The newest messages are in the log while a program has the file open.
+        copy = tmp_path / "copy" / path.name
+        shutil.copytree(path.parent, copy.parent, ignore=shutil.ignore_patterns("copy", "*-shm"))
+    assert Path(f"{copy}-wal").stat().st_size
+    # Like a full or read-only disk, this prevents the index of the log, also for root.
+    Path(f"{copy}-shm").symlink_to("/nonexistent/file")
+    with pytest.raises(HistoryUnusable):
+        History.open(copy)
+    with History.open_read_only(copy) as history:
+        assert [row.id for row in history.list()] == [conversation.id]
+        assert history.load(conversation.id).nodes.keys() == conversation.nodes.keys()
+        with pytest.raises(HistoryUnusable, match="readonly"):
+            history.rename(conversation.id, "another title")

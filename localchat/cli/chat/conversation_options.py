@@ -23,13 +23,23 @@ _COMPLETED = 50
 
 
 def open_history(paths: Paths, *, to_read: bool = False) -> "History":
-    """Open the history of this user. With `to_read`, create no file. Raises HistoryUnusable."""
+    """Open the history of this user. Raises HistoryUnusable.
+
+    With `to_read`, create no file, and also read one on a disk that is full or read-only.
+    """
     from localchat.history.store import History  # imports sqlite3
 
     path = paths.data_dir / HISTORY_FILE
     if to_read and not path.exists():
         return History.open(None, paths.kv_dir)
-    return History.open(path, paths.kv_dir)
+    try:
+        return History.open(path, paths.kv_dir)
+    except HistoryUnusable:
+        if to_read:
+            # A file that cannot be read either is reported by the first error.
+            with suppress(HistoryUnusable):
+                return History.open_read_only(path)
+        raise
 
 
 def resumed(ctx: click.Context) -> "Conversation | None":

@@ -202,6 +202,18 @@ def test_a_history_that_cannot_be_used_stops_no_answer(call: Call) -> None:
     assert call((), "history", "list").code == 1
 
 
+def test_a_history_on_a_full_disk_is_listed_shown_and_continued(call: Call) -> None:
+    call(SCENARIOS["hello"], "is it so?")
+    # This prevents SQLite's index of the log, as a full or read-only disk does, also for root.
+    Path(f"{find_paths({}).data_dir / HISTORY_FILE}-shm").symlink_to("/nonexistent/file")
+    (summary,) = conversations(call)
+    assert "is it so?" in call((), "history", "show", str(summary["id"])).out
+    continued = call(SCENARIOS["hello"], "-c", "and now?")
+    assert continued.code == 0
+    assert "this conversation is not saved" in continued.err
+    assert call((), "history", "rename", str(summary["id"]), "another title").code == 1
+
+
 def test_list_search_rename_rm_restore(call: Call) -> None:
     call(SCENARIOS["hello"], "where is the café?")
     call(SCENARIOS["hello"], "something else")
