@@ -33,9 +33,19 @@ def report_width(environ: Mapping[str, str]) -> int | None:
 
 def print_json(environ: Mapping[str, str], data: object) -> None:
     """Print a JSON value on one line."""
+    print_lines(environ, (json_line(data),))
+
+
+def json_line(data: object) -> str:
+    """Return a JSON value on one line. Bytes of a file name that are not UTF-8 are escaped."""
     import msgspec
 
-    print_lines(environ, (msgspec.json.encode(data).decode(),))
+    try:
+        return msgspec.json.encode(data).decode()
+    except UnicodeEncodeError:
+        from localchat.chat.export import json_text
+
+        return json_text(msgspec.to_builtins(data))
 
 
 def table(

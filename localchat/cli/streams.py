@@ -4,6 +4,7 @@ On a terminal, text is sanitized and wrapped at words, and a progress line is dr
 nothing is colored or animated, and the answer has exactly the bytes of the model.
 """
 
+import codecs
 import fcntl
 import io
 import os
@@ -23,6 +24,8 @@ from localchat.sanitize import one_line, sanitize
 _ERASE: Final = "\r\x1b[2K"
 _DIM: Final = "\x1b[2m"
 _PLAIN: Final = "\x1b[0m"
+_KEEP_BYTES: Final = "localchat.keep_bytes"
+"""Error handler of streams that are no terminal."""
 _LINE_EVERY_S: Final = 10.0
 """Interval of progress lines in a stderr that cannot erase them."""
 
@@ -246,11 +249,28 @@ def _one_row(line: str, width: int) -> str:
 
 
 def _usable(stream: TextIO | None) -> TextIO:
-    """Make a stream replace characters that it cannot encode. Discard the text of a closed one."""
+    """Make a stream write any text. Discard the text of a closed one.
+
+    A terminal gets a `?` for what it cannot show. Elsewhere, file names keep their bytes.
+    """
     if stream is None or stream.closed:
         return io.StringIO()
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="replace")
-        if not stream.isatty():
-            stream.reconfigure(encoding="utf-8", newline="\n")
+        if stream.isatty():
+            stream.reconfigure(errors="replace")
+        else:
+            stream.reconfigure(encoding="utf-8", errors=_KEEP_BYTES, newline="\n")
     return stream
+
+
+def _escaped_bytes(problem: UnicodeError) -> tuple[bytes | str, int]:
+    """Return the bytes of a file name that is not UTF-8, or a `?` for any other lone surrogate."""
+    assert isinstance(problem, UnicodeEncodeError)
+    letter = problem.object[problem.start]
+    end = problem.start + 1
+    if "\udc80" <= letter <= "\udcff":
+        return letter.encode(errors="surrogateescape"), end
+    return "?", end
+
+
+codecs.register_error(_KEEP_BYTES, _escaped_bytes)

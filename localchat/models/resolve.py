@@ -203,10 +203,10 @@ def _locate(name: str, paths: Paths, why: str, environ: Mapping[str, str]) -> Re
     if is_there:
         file = path.absolute()
         if (path / "config.json").is_file():
-            return ResolvedModel(str(file), path.name, file, why)
+            return ResolvedModel(str(file), sanitize_line(path.name), file, why)
         if path.is_dir():
             raise UsageError(f"{name} is a folder ({why})", hint=_inside(path))
-        return ResolvedModel(str(file), path.stem, file, why)
+        return ResolvedModel(str(file), sanitize_line(path.stem), file, why)
     if stored := find_in_folder(name, paths.models_dir):
         return ResolvedModel(name, name, stored, why)
     if external := find_external_file(name, environ):

@@ -1,6 +1,8 @@
 """Tables and sentences of commands at the width of a terminal."""
 
-from localchat.cli.output import report_width, table
+import json
+
+from localchat.cli.output import json_line, report_width, table
 
 HEAD = ("MODEL", "SIZE", "KV", "PERPLEXITY")
 ROWS = [("a.gguf", "15 MB", "f16", "4.92 ±0.1"), ("b.gguf", "9 MB", "q8_0", "5.07 ±0.1")]
@@ -24,3 +26,12 @@ def test_a_column_wider_than_the_terminal_still_shows() -> None:
 
 def test_in_a_pipe_lines_have_any_length() -> None:
     assert report_width({}) is None
+
+
+def test_json_of_a_file_name_that_is_not_utf8_is_read_back() -> None:
+    name = b"m\xfe.gguf".decode(errors="surrogateescape")
+    assert json.loads(json_line({"path": name, "text": "caf\u00e9"})) == {
+        "path": name,
+        "text": "caf\u00e9",
+    }
+    assert json_line({"text": "caf\u00e9"}) == '{"text":"caf\u00e9"}'

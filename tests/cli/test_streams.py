@@ -199,3 +199,12 @@ def test_a_warning_reaches_a_pipe_once_unless_the_run_is_quiet(
     terminal.end_answer()
     expected = "" if quiet else "localchat: no chat template. Take care.\n"
     assert capfd.readouterr() == ("Hello\n", expected)
+
+
+def test_a_file_name_that_is_not_utf8_keeps_its_bytes_in_a_pipe(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    terminal = Terminal({})
+    terminal.answer(b"m\xfe.gguf".decode(errors="surrogateescape") + "\ud83d!")
+    terminal.end_answer()
+    assert capfdbinary.readouterr().out == b"m\xfe.gguf?!\n"

@@ -391,3 +391,11 @@ def test_manifest_that_names_a_file_outside_counts_as_none(paths: Paths) -> None
     manifest.write_text(manifest.read_text().replace("x-Q8_0.gguf", "../../../x.gguf"))
     with pytest.raises(ModelMissing):
         locate("evil:1b-q8_0", paths, "why")
+
+
+def test_shown_name_of_a_file_can_be_encoded(paths: Paths, tmp_path: Path) -> None:
+    file = tmp_path / b"m\xfe.gguf".decode(errors="surrogateescape")
+    file.touch()
+    model = locate(str(file), paths, "test")
+    assert model.name == "m\ufffd"
+    assert model.path == file

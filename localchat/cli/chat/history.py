@@ -1,6 +1,6 @@
 """Command `localchat history`: list, search, show and export saved conversations."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from localchat.cli.chat.conversation_options import open_history
 from localchat.cli.chat.run import complete_conversation
 from localchat.cli.context import AppContext, app_context
 from localchat.cli.group import DefaultGroup
-from localchat.cli.output import confirm, print_lines, table
+from localchat.cli.output import confirm, print_json, print_lines, table
 from localchat.cli.streams import tell
 from localchat.config.paths import expand_home, find_paths
 from localchat.errors import ExitCode, LocalchatError, UsageError, os_errors_as
@@ -54,7 +54,7 @@ def list_(ctx: click.Context, /, limit: int, everything: bool, as_json: bool) ->
     if has_more:
         rows = rows[:limit]
     if as_json:
-        _print_json(app.environ, [row._asdict() for row in rows])
+        print_json(app.environ, [row._asdict() for row in rows])
     else:
         _print_rows(app, rows)
     has_limit_flag = ctx.get_parameter_source("limit") is ParameterSource.COMMANDLINE
@@ -88,7 +88,7 @@ def search(app: AppContext, words: tuple[str, ...], limit: int, as_json: bool) -
     has_more = len(hits) > limit
     hits = hits[:limit]
     if as_json:
-        _print_json(app.environ, [_hit_record(hit) for hit in hits])
+        print_json(app.environ, [_hit_record(hit) for hit in hits])
     else:
         print_lines(app.environ, _hit_lines(hits))
     if has_more:
@@ -108,7 +108,7 @@ def show(app: AppContext, id_: str, as_json: bool) -> None:
     with _opened(app) as history:
         conversation = history.load(id_)
     if as_json:
-        _print_json(app.environ, as_data(conversation, tree=False))
+        print_json(app.environ, as_data(conversation, tree=False))
     else:
         print_lines(app.environ, as_markdown(conversation).splitlines())
 
@@ -205,9 +205,3 @@ def _hit_record(hit: "SearchHit") -> dict[str, Any]:
         "snippet": hit.snippet,
         "marks": [list(mark) for mark in hit.marks],
     }
-
-
-def _print_json(environ: Mapping[str, str], data: object) -> None:
-    from localchat.chat.export import json_text
-
-    print_lines(environ, (json_text(data),))

@@ -8,8 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
-
 from localchat import gc_control
 from localchat.chat.answer_end import NO_TEXT, end_advice, end_sentence, ended_early
 from localchat.chat.conversation import Conversation, Question
@@ -20,6 +18,7 @@ from localchat.cli.chat.ask_options import AskOptions
 from localchat.cli.chat.json_report import context_line, report
 from localchat.cli.chat.memory_advice import add_load_steps, with_prompt_steps
 from localchat.cli.chat.received_answer import ReceivedAnswer
+from localchat.cli.output import json_line
 from localchat.cli.resolve import Setup, opened_engine, owned, remember, request_for
 from localchat.cli.signals import deferred, immediate, terminate_gracefully
 from localchat.engine.events import (
@@ -309,7 +308,7 @@ class OneShot:
         fields = report(self.answer, self._engine.info(), texts)
         if tool_calls is not None:
             fields["tool_calls"] = tool_calls
-        self._terminal.answer(msgspec.json.encode(fields).decode())
+        self._terminal.answer(json_line(fields))
         self._terminal.end_answer()
 
     def _print_texts(self, texts: dict[int, str]) -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-import msgspec
-
+from localchat.cli.output import json_line
 from localchat.cli.streams import Terminal
 from localchat.cli.terminal_bar import ProgressDisplay
 from localchat.errors import LocalchatError
@@ -36,7 +35,7 @@ class JsonView:
 
     def show(self, event: PullEvent | Mapping[str, object]) -> None:
         """Print an event."""
-        self._terminal.answer(msgspec.json.encode(event).decode())
+        self._terminal.answer(json_line(event))
         self._terminal.end_answer()
 
     def show_verdict(self, report: "FitReport") -> None:

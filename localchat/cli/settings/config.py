@@ -8,7 +8,7 @@ import click
 
 from localchat.cli.context import AppContext
 from localchat.cli.group import DefaultGroup
-from localchat.cli.output import print_json, print_lines
+from localchat.cli.output import json_line, print_json, print_lines
 from localchat.cli.streams import tell
 from localchat.config.parameters import PARAMETERS
 from localchat.config.paths import find_paths
@@ -235,8 +235,6 @@ def _unset_sampling(
 
 
 def _format(value: Any, unset: str) -> str:  # noqa: ANN401 - any setting
-    import msgspec
-
     if value is None:
         return f"({unset})"
-    return msgspec.json.encode(value).decode()
+    return json_line(value)
