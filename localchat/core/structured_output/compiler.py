@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from localchat.backend_api.interface import Tokenizer
 from localchat.core.structured_output.endless_grammar import endless_rule
 from localchat.core.structured_output.endless_schema import finite_schema
+from localchat.core.structured_output.gbnf import lark_from_gbnf
 from localchat.core.structured_output.json_schema import close_objects
 from localchat.core.structured_output.length_guard import LengthGuard
 from localchat.core.structured_output.matcher import GrammarMatcher, first_line
@@ -45,6 +46,8 @@ _MASK_THREADS = 2
 _MAX_ITEMS = 4 * MAX_OPTIONAL + 100
 """Limit of the parser's items at a position, of which an optional property needs four. Answers met llguidance's
 own limit of 2,000."""
+_MAX_FAULT = 500
+"""Characters of llguidance's errors that are shown. It repeats the whole grammar."""
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _REGEX_FAULT = re.compile(r"regex parse error:\n.*\n {4}( *)\^+\nerror: (.*?)\n", re.DOTALL)
@@ -134,6 +137,8 @@ class GrammarCompiler:
             if spec.name.startswith(_NAMES["regex"]) and (fault := _REGEX_FAULT.search(why)):
                 # On one line, because a message of the command line has no other.
                 why = f"{fault[2]}, at position {len(fault[1])}"
+            if len(why) > _MAX_FAULT:
+                why = f"{why[:_MAX_FAULT]}…"
             raise UsageError(f"{spec.name} cannot be used: {why}", **_at(spec.field))
         return matcher
 
@@ -233,34 +238,23 @@ def _lark(grammar: Grammar, name: str) -> str:
     if not grammar.source.strip():
         raise UsageError(f"{name} is empty", **_at(grammar.field))
     lark = grammar.source
-    is_gbnf = _GBNF.search(lark) is not None
-    if is_gbnf:
-        lark = _lark_from_gbnf(grammar, name)
+    names: Mapping[str, str] = {}
+    if _GBNF.search(lark):
+        try:
+            lark, names = lark_from_gbnf(lark)
+        except ValueError as error:
+            raise UsageError(
+                f"{name} cannot be used: {error}",
+                hint="it was read as GBNF because its rules use ::=; Lark rules use a colon",
+                **_at(grammar.field),
+            ) from error
     if rule := endless_rule(lark):
-        if is_gbnf and rule == "start":
-            rule = "root"
         raise UsageError(
-            f"{name} cannot be used: the rule {rule!r} refers to itself without end",
+            f"{name} cannot be used: the rule {names.get(rule, rule)!r} refers to itself without end",
             hint="give it an alternative without itself",
             **_at(grammar.field),
         )
     return lark
-
-
-def _lark_from_gbnf(grammar: Grammar, name: str) -> str:
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return gbnf_to_lark(grammar.source)
-    except RecursionError as error:
-        raise UsageError(f"{name} is nested too deep", **_at(grammar.field)) from error
-    # For a rule that is missing, the converter raises a bare Exception.
-    except Exception as error:
-        raise UsageError(
-            f"{name} cannot be used: {error}",
-            hint="it was read as GBNF because its rules use ::=; Lark rules use a colon",
-            **_at(grammar.field),
-        ) from error
 
 
 def _at(field: str) -> dict[str, str]:

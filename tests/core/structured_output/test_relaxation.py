@@ -1,6 +1,7 @@
 """Schemas beyond the grammar: the rest of them binds, and what does not is named."""
 
 import json
+import sys
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from localchat.core.structured_output.compiler import (
     llguidance_tokenizer,
     relaxed_keywords,
 )
+from localchat.core.structured_output.gbnf import lark_from_gbnf
 from localchat.core.structured_output.relaxation import is_possible, relax
 from localchat.engine.request import Grammar
 from localchat.errors import UsageError
@@ -23,6 +25,7 @@ from tests.support.scripted_backend import ScriptedTokenizer
 TOKENIZER = ScriptedTokenizer()
 LEXICON = llguidance_tokenizer(TOKENIZER)
 GRAMMARS = GrammarCompiler(TOKENIZER)
+BOTH_COUNTS = ("minProperties", "maxProperties")
 
 
 def takes(schema: dict[str, Any], text: str) -> bool:
@@ -303,6 +306,45 @@ def test_an_error_names_the_clients_field() -> None:
     assert "coerce" not in str(caught.value)
 
 
+def test_an_error_repeats_only_the_start_of_a_long_schema() -> None:
+    schema = {"type": "string", "allOf": [{"pattern": f"{index}.*a.*"} for index in range(200)]}
+    with pytest.raises(UsageError) as caught:
+        GRAMMARS.grammar_matcher(grammar_spec(Grammar("json_schema", json.dumps(schema))), room=9)
+    assert len(caught.value.message) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("bounds", "right", "wrong", "dropped"),
+    [
+        ({"minProperties": 1}, '{"b": null}', "{}", ()),
+        ({"minProperties": 2}, '{"b": null}', "{}", ("minProperties",)),
+        ({"minProperties": 1, "maxProperties": 1}, '{"b": null}', "{}", ()),
+        ({"minProperties": 1, "maxProperties": 2}, '{"b": null}', '{"c": null}', BOTH_COUNTS),
+        ({"minProperties": 2, "required": ["a"]}, '{"a": null, "b": null}', '{"a": null}', ()),
+    ],
+)
+def test_a_count_of_optional_properties_is_enforced_as_far_as_possible(
+    bounds: dict[str, Any], right: str, wrong: str, dropped: tuple[str, ...]
+) -> None:
+    properties = {"a": {"type": "null"}, "b": {"type": "null"}}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False, **bounds}
+    assert takes(schema, right) and not takes(schema, wrong)
+    assert set(relaxed(schema)) == set(dropped)
+
+
+def test_a_keyword_of_null_is_absent() -> None:
+    """Programs in Go write an empty list as null."""
+    schema = {
+        **OBJECT,
+        "required": None,
+        "description": None,
+        "items": None,
+        "additionalProperties": None,
+    }
+    assert takes(schema, A) and not takes(schema, WRONG)
+    assert takes({"const": None}, "null") and not takes({"const": None}, "1")
+
+
 @pytest.mark.parametrize(
     ("gbnf", "right", "wrong"),
     [
@@ -310,6 +352,21 @@ def test_an_error_names_the_clients_field() -> None:
         ('root ::= item+\nitem ::= "- " [a-z ]+ "\\n"', "- a b\n- c\n", "a"),
         ('# a list\nroot ::= "[" [0-9]{1,3} ("," [0-9]{1,3})* "]"', "[12,345]", "[1234]"),
         ("root ::= no-vowel\nno-vowel ::= [^aeiou]+", "xyz", "abc"),
+        # Characters by number, in a text and in a set.
+        (r'root ::= "\u0063af\xe9" [^\u0000-\u0020]', "caf\xe9!", "caf\xe9 "),
+        # Characters that regular expressions read as operators.
+        ("root ::= [&~^a-c-]+ [.]", "&&a-^b.", "x."),
+        ("root ::= . .", "a\n", "a"),
+        # A rule of the name that Lark has for the root, and names that differ only in a hyphen or in case.
+        ('root ::= start\nstart ::= "a" start | "b"', "aab", "aa"),
+        (
+            'root ::= a-b a_b A_b 1st\na-b ::= "x"\na_b ::= "y"\nA_b ::= "z"\n1st ::= "1"',
+            "xyz1",
+            "xxx1",
+        ),
+        # An empty alternative, and alternatives on lines of their own.
+        ('root ::= "a" end\nend ::= | "\t"\n  | ("b" | )', "a", "ac"),
+        ('root ::= "a"{2} "b"{1,} "c"{ 0 , 1 } # "d"', "aabb", "abc"),
     ],
 )
 def test_gbnf_is_converted(gbnf: str, right: str, wrong: str) -> None:
@@ -319,6 +376,22 @@ def test_gbnf_is_converted(gbnf: str, right: str, wrong: str) -> None:
         tokens = TOKENIZER.encode(text)
         whole = matcher.try_consume_tokens(tokens) == len(tokens)
         assert (whole and matcher.is_accepting()) is taken, text
+
+
+def test_a_long_chain_of_gbnf_rules_is_converted_in_linear_time() -> None:
+    rules = "".join(f'r{index} ::= "x" r{index + 1} | "y"\n' for index in range(9_000))
+    steps = 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(count)
+    try:
+        lark_from_gbnf(f'root ::= r0\n{rules}r9000 ::= "z"\n')
+    finally:
+        sys.setprofile(None)
+    assert steps < 200 * 9_000
 
 
 @pytest.mark.parametrize("gbnf", ["root ::= missing", 'rule ::= "a"'])
@@ -333,3 +406,13 @@ def test_broken_gbnf_is_refused_with_its_place() -> None:
     ) as caught:
         grammar_spec(Grammar("lark", 'root ::= "a" b\nb ::= "x', "grammar"))
     assert "::=" in caught.value.hint
+
+
+def test_gbnf_with_a_character_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"there is no character \\ud800"):
+        grammar_spec(Grammar("lark", r"root ::= [\ud800]"))
+
+
+def test_an_endless_rule_of_gbnf_is_named_as_the_client_named_it() -> None:
+    with pytest.raises(UsageError, match="the rule 'Ever-More' refers to itself"):
+        grammar_spec(Grammar("lark", 'root ::= Ever-More\nEver-More ::= "a" Ever-More'))
