@@ -18,7 +18,6 @@ _REFERENCES = ("$ref", "$dynamicRef")
 _COMBINATORS = (*_REFERENCES, "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not")
 """Beside these keywords, an object may have more properties than it lists."""
 _KEYS = ("additionalProperties", "unevaluatedProperties", "propertyNames")
-_EXPLICIT = (*_KEYS, "minProperties")
 _DEFINITIONS = ("$defs", "definitions")
 _MAPS = ("properties", "patternProperties", *_DEFINITIONS)
 _ALTERNATIVES = ("anyOf", "oneOf")
@@ -125,7 +124,10 @@ def _is_closable(schema: Schema) -> bool:
     patterns = schema.get("patternProperties")
     if not isinstance(properties, Mapping) or not (properties or patterns):
         return False
-    if _mentions(schema, (*_EXPLICIT, *_REFERENCES)):
+    if _mentions(schema, (*_KEYS, *_REFERENCES)):
+        return False
+    min_properties = schema.get("minProperties", 0)
+    if not isinstance(min_properties, int) or min_properties > len(properties):
         return False
     # A required key that is not described would be impossible in a closed object.
     named = required if isinstance(required, list) else []

@@ -104,6 +104,8 @@ class _Relaxation:
                 continue
             if key in _DATA:
                 result[key] = value
+            elif value is None:
+                continue  # programs in Go and C# write null for an absent keyword
             elif key in _MAPS and isinstance(value, Mapping):
                 result[key] = {
                     name: _with_required(self._inner(inner), self._tag_of.get(f"#/{key}/{name}"))
@@ -130,6 +132,7 @@ class _Relaxation:
         self._check_optional(result)
         self._relax_pattern_properties(result)
         self._bound_unique_items(result)
+        self._weaken_property_count(result)
         if tag := self._tag(schema):
             for key in _ALTERNATIVES:
                 if isinstance(alternatives := result.get(key), list):
@@ -236,6 +239,21 @@ class _Relaxation:
         max_items = schema.get("maxItems", len(choices))
         if isinstance(max_items, int):
             schema["maxItems"] = min(max_items, len(choices))
+
+    def _weaken_property_count(self, schema: dict[str, Any]) -> None:
+        """Lower a `minProperties` that llguidance rejects.
+
+        Beside optional properties, it enforces one more than the required ones, without another maximum.
+        """
+        enforced = len(set(strings(schema.get("required")))) + 1
+        minimum = schema.get("minProperties")
+        maximum = schema.get("maxProperties", minimum)
+        if not isinstance(minimum, int) or not isinstance(maximum, int) or minimum > maximum:
+            return
+        has_room = enforced <= minimum <= len(strings(schema.get("properties")))
+        if has_room and (minimum > enforced or ("maxProperties" in schema and maximum != enforced)):
+            self.dropped.append("minProperties")
+            schema["minProperties"] = 0 if "maxProperties" in schema else enforced
 
     def _inner(self, value: Any) -> Any:  # noqa: ANN401 - JSON
         if isinstance(value, list):

@@ -37,6 +37,8 @@ def takes(schema: dict[str, Any], text: str) -> bool:
         ({"type": "object", **A, "additionalProperties": {"type": "integer"}}, AB, True),
         ({"type": "object"}, AB, True),
         ({"type": "object", "properties": {}}, AB, True),
+        ({"type": "object", **A, "minProperties": 1}, AB, False),
+        ({"type": "object", **A, "minProperties": 1}, "{}", False),
         ({"type": "object", **A, "required": ["b"]}, '{"a": 1, "b": 2}', True),
         ({"type": "array", "items": {"type": "object", **A}}, f"[{AB}]", False),
         ({"type": "object", "properties": {"x": {"type": "object", **A}}}, f'{{"x": {AB}}}', False),
