@@ -22,6 +22,8 @@ _RANGE: Final = re.compile(rf"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"}
 _ANY: Final = r"/(.|\n)/"
 _ROOT: Final = "root"
+_START: Final = "start"
+"""Lark's name of the root, which cannot be a terminal."""
 
 
 class LarkGrammar(NamedTuple):
@@ -51,7 +53,9 @@ def lark_from_gbnf(gbnf: str) -> LarkGrammar:
     for missing in set().union(*references.values()) - set(rules):
         raise ValueError(f"the rule {missing!r} is missing")
     names = _lark_names(rules, _terminals(references))
-    lines = (f"{names[name]}: {_expression(terms, names)}\n" for name, terms in rules.items())
+    lines = [f"{names[name]}: {_expression(terms, names)}\n" for name, terms in rules.items()]
+    if names[_ROOT] != _START:
+        lines.append(f"{_START}: {names[_ROOT]}\n")
     return LarkGrammar("".join(lines), {lark: name for name, lark in names.items()})
 
 
@@ -83,15 +87,16 @@ def _terminals(references: Mapping[str, set[str]]) -> set[str]:
             unresolved[user] -= 1
             if not unresolved[user]:
                 waiting.append(user)
-    return terminals - {_ROOT}
+    return terminals
 
 
 def _lark_names(rules: Mapping[str, object], terminals: set[str]) -> dict[str, str]:
-    """Return a unique name for each rule: in capitals for a terminal, `start` for the root."""
-    names = {_ROOT: "start"}
-    used = {"start"}
+    """Return a unique name for each rule, in capitals for a terminal."""
+    names: dict[str, str] = {}
+    used = {_START}
     for index, name in enumerate(rules):
-        if name == _ROOT:
+        if name == _ROOT and name not in terminals:
+            names[name] = _START
             continue
         lark = re.sub(r"\W", "_", name, flags=re.ASCII).lower()
         if lark in used or not lark[0].isalpha():

@@ -378,6 +378,12 @@ def test_gbnf_is_converted(gbnf: str, right: str, wrong: str) -> None:
         assert (whole and matcher.is_accepting()) is taken, text
 
 
+def test_gbnf_without_recursion_becomes_one_terminal() -> None:
+    """As rules, overlapping sets exceed llguidance's limit of items after a few dozen characters."""
+    source = lark_from_gbnf("root ::= [^x]+ b\nb ::= [a-z]").source
+    assert source.splitlines()[-1] == "start: ROOT"
+
+
 def test_a_long_chain_of_gbnf_rules_is_converted_in_linear_time() -> None:
     rules = "".join(f'r{index} ::= "x" r{index + 1} | "y"\n' for index in range(9_000))
     steps = 0
