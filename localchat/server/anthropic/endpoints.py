@@ -42,9 +42,8 @@ _SIGNATURE: Final = "localchat"
 _DELTAS: Final = {
     "text": ("text_delta", "text"),
     "reasoning": ("thinking_delta", "thinking"),
-    "call": ("input_json_delta", "partial_json"),
 }
-"""Type of a delta, and the field with its piece, by the kind of block."""
+"""Type of a delta, and the field with its piece, by the kind of block. Arguments of a call are sent whole."""
 
 
 async def messages(request: Request) -> ASGIApp:
@@ -152,7 +151,7 @@ def _block_event(change: BlockEvent) -> bytes:
         case BlockOpened(block):
             return _event("content_block_start", index=index, content_block=_empty_block(block))
         case BlockDelta(block, piece):
-            if not piece:
+            if not piece or block.kind == "call":
                 return b""
             kind, field = _DELTAS[block.kind]
             return _delta(index, kind, field, piece)
@@ -160,6 +159,10 @@ def _block_event(change: BlockEvent) -> bytes:
             stop = _event("content_block_stop", index=index)
             if block.kind == "reasoning":
                 return _delta(index, "signature_delta", "signature", _SIGNATURE) + stop
+            if block.kind == "call":
+                # Anthropic's library raises an error for arguments that are not JSON.
+                arguments = msgspec.json.encode(decode_arguments(block.text)).decode()
+                return _delta(index, "input_json_delta", "partial_json", arguments) + stop
             return stop
         case BlockOutcome():
             return b""  # this protocol's tools run at the client

@@ -158,11 +158,14 @@ def encode_arguments(arguments: str | dict[str, Any] | None) -> str:
 
 
 def decode_arguments(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object; empty if the token limit cut them off."""
+    """Return the arguments of a call as an object.
+
+    Other text becomes a value of its own, so that the client's check of the arguments fails and shows it.
+    """
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except msgspec.DecodeError:
-        return {}
+        return {"arguments": arguments}
 
 
 def content_of(

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from localchat.engine.events import Finished, Reasoning, Text, ToolCall
@@ -79,7 +80,7 @@ def test_each_block_is_closed_before_the_next_is_opened(stage: Stage) -> None:
     assert [event.get("index") for _, event in events[1:-2]] == [
         *([0] * 5),
         *([1] * 3),
-        *([2] * 4),
+        *([2] * 3),
         *([3] * 3),
         *([4] * 3),
     ]
@@ -97,12 +98,27 @@ def test_each_block_is_closed_before_the_next_is_opened(stage: Stage) -> None:
         {"type": "thinking_delta", "thinking": "m"},
         {"type": "signature_delta", "signature": "localchat"},
         {"type": "text_delta", "text": "So."},
-        {"type": "input_json_delta", "partial_json": '{"city":'},
-        {"type": "input_json_delta", "partial_json": '"Rome"}'},
+        {"type": "input_json_delta", "partial_json": '{"city":"Rome"}'},
         {"type": "input_json_delta", "partial_json": "{}"},
         {"type": "text_delta", "text": "Done."},
     ]
     assert events[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+@pytest.mark.parametrize("arguments", ["{city: 'Rome'}", "[1]"])
+def test_arguments_that_are_no_object_reach_the_client_inside_of_one(
+    stage: Stage, arguments: str
+) -> None:
+    word = stage.plays(
+        "broken",
+        ToolCall(0, 0, id="call_a", name="look", arguments=arguments),
+        Finished(0, "stop"),
+    )
+    whole = message(stage, word, tools=[TOOL]).json
+    assert whole["content"][0]["input"] == {"arguments": arguments}
+    events = message(stage, word, stream=True, tools=[TOOL]).named_events
+    (delta,) = [event["delta"] for name, event in events if name == "content_block_delta"]
+    assert msgspec.json.decode(delta["partial_json"]) == {"arguments": arguments}
 
 
 def test_a_whole_answer_is_one_message(stage: Stage) -> None:
@@ -163,10 +179,11 @@ def test_an_answer_in_circles_ends_as_one_that_is_too_long(stage: Stage) -> None
     assert message(stage, "loop").json["stop_reason"] == "max_tokens"
 
 
-def test_a_call_that_was_cut_off_has_no_input(stage: Stage) -> None:
+def test_a_call_that_was_cut_off_shows_its_start(stage: Stage) -> None:
     word = stage.plays("cut", ToolCall(0, 0, name="look", arguments='{"ci'), Finished(0, "length"))
     whole = message(stage, word, tools=[TOOL]).json
-    assert (whole["content"][0]["input"], whole["stop_reason"]) == ({}, "max_tokens")
+    cut = {"arguments": '{"ci'}
+    assert (whole["content"][0]["input"], whole["stop_reason"]) == (cut, "max_tokens")
 
 
 def test_an_empty_answer_has_one_empty_text(stage: Stage) -> None:

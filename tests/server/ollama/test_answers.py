@@ -90,6 +90,13 @@ def test_a_whole_answer_has_thoughts_and_calls(stage: Stage) -> None:
     ]
 
 
+def test_arguments_that_are_no_object_reach_the_client_inside_of_one(stage: Stage) -> None:
+    call = ToolCall(0, 0, id="c1", name="look", arguments="{a: 1}")
+    word = stage.plays("broken", call, Finished(0, "stop"))
+    whole = talk(stage, word, tools=[TOOL], stream=False).json
+    assert whole["message"]["tool_calls"][0]["function"]["arguments"] == {"arguments": "{a: 1}"}
+
+
 def test_calls_of_one_answer_are_numbered(stage: Stage) -> None:
     word = stage.plays(
         "two",
