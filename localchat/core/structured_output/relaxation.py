@@ -40,6 +40,10 @@ _MAX_COUNTS: Final = ("maxLength", "maxItems", "maxProperties")
 _MAX_COUNT: Final = (1 << 32) - 1
 """Largest bound of a length that llguidance accepts. No answer is that long."""
 _PROPERTY_COUNTS: Final = ("minProperties", "maxProperties")
+_TEXT_BOUNDS: Final = ("pattern", "minLength", "maxLength")
+_MAX_TEXT_BOUNDS: Final = 16
+_MAX_REFERENCES: Final = 20
+"""Limit of the schemas whose references are followed, because a chain of definitions may be long."""
 _DIALECTS: Final = re.compile(r"https?://json-schema\.org/")
 
 Schema = Mapping[str, Any]
@@ -133,6 +137,7 @@ class _Relaxation:
         self._relax_pattern_properties(result)
         self._bound_unique_items(result)
         self._weaken_property_count(result)
+        self._relax_text(result)
         if tag := self._tag(schema):
             for key in _ALTERNATIVES:
                 if isinstance(alternatives := result.get(key), list):
@@ -254,6 +259,52 @@ class _Relaxation:
         if has_room and (minimum > enforced or ("maxProperties" in schema and maximum != enforced)):
             self.dropped.append("minProperties")
             schema["minProperties"] = 0 if "maxProperties" in schema else enforced
+
+    def _relax_text(self, schema: dict[str, Any]) -> None:
+        """Remove bounds of a text that llguidance cannot combine with its patterns.
+
+        Its time and memory grow exponentially with the patterns. Raises UsageError if a definition has them.
+        """
+        parts = self._conjoined(schema)
+        bounds = [(part, key) for key in _TEXT_BOUNDS for part, _ in parts if key in part]
+        if len(bounds) < 2 or bounds[0][1] != "pattern":
+            return
+        own = {id(part) for part, is_own in parts if is_own}
+        kept: list[dict[str, Any]] = []
+        for part, key in bounds:
+            bound: dict[str, Any] = {key: part[key]}
+            # llguidance reports a bound that is wrong by itself.
+            if bound in kept or not is_possible(json.dumps(bound)):
+                continue
+            joined = json.dumps({"type": "string", "allOf": [*kept, bound]})
+            if len(kept) < _MAX_TEXT_BOUNDS and is_possible(joined):
+                kept.append(bound)
+            elif id(part) in own:
+                self.dropped.append(key)
+                del part[key]
+            else:
+                raise UsageError(
+                    f"the patterns of a text in the JSON schema cannot be combined: {part[key]!r:.100}",
+                    **self._details,
+                )
+
+    def _conjoined(self, schema: dict[str, Any]) -> list[tuple[dict[str, Any], bool]]:
+        """Return the schemas that all apply to a value, definitions first, each with whether it is in place."""
+        parts: list[tuple[dict[str, Any], bool]] = []
+        seen: set[int] = set()
+        waiting: list[tuple[Any, bool]] = [(schema, True)]
+        while waiting:
+            part, is_own = waiting.pop()
+            if not isinstance(part, dict) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            parts.append((part, is_own))
+            if len(seen) < _MAX_REFERENCES:
+                waiting.append((self._resolved(part), False))
+            inner = part.get("allOf")
+            if isinstance(inner, list):
+                waiting += [(item, is_own) for item in reversed(inner)]
+        return sorted(parts, key=lambda item: item[1])
 
     def _inner(self, value: Any) -> Any:  # noqa: ANN401 - JSON
         if isinstance(value, list):

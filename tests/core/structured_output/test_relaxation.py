@@ -3,6 +3,7 @@
 import json
 import sys
 from enum import Enum
+from string import ascii_lowercase
 from typing import Annotated, Any, Literal
 
 import jsonschema_specifications  # type: ignore[import-untyped]
@@ -306,10 +307,10 @@ def test_an_error_names_the_clients_field() -> None:
     assert "coerce" not in str(caught.value)
 
 
-def test_an_error_repeats_only_the_start_of_a_long_schema() -> None:
-    schema = {"type": "string", "allOf": [{"pattern": f"{index}.*a.*"} for index in range(200)]}
+def test_an_error_repeats_only_the_start_of_a_long_grammar() -> None:
+    source = f"start: /{'(' * 5_000}a{')' * 5_000}/"
     with pytest.raises(UsageError) as caught:
-        GRAMMARS.grammar_matcher(grammar_spec(Grammar("json_schema", json.dumps(schema))), room=9)
+        GRAMMARS.grammar_matcher(grammar_spec(Grammar("lark", source)), room=9)
     assert len(caught.value.message) < 1_000
 
 
@@ -330,6 +331,41 @@ def test_a_count_of_optional_properties_is_enforced_as_far_as_possible(
     schema = {"type": "object", "properties": properties, "additionalProperties": False, **bounds}
     assert takes(schema, right) and not takes(schema, wrong)
     assert set(relaxed(schema)) == set(dropped)
+
+
+def test_bounds_that_cannot_be_combined_with_a_pattern_are_dropped() -> None:
+    schema = {"type": "string", "pattern": r"^\w+( \w+){2,}$", "maxLength": 400}
+    assert takes(schema, '"one two three"') and not takes(schema, '"one two"')
+    assert relaxed(schema) == ("maxLength",)
+    possible = {
+        "type": "string",
+        "pattern": "[A-Z]",
+        "minLength": 8,
+        "allOf": [{"pattern": "[0-9]"}],
+    }
+    assert takes(possible, '"Password1"') and not takes(possible, '"Pass1"')
+    assert relaxed(possible) == ()
+    look_ahead = {"type": "string", "pattern": "^(?=a)b?"}
+    referring = {"$ref": "#/$defs/a", "minLength": 2, "$defs": {"a": look_ahead}}
+    assert takes(referring, '"xy"') and relaxed(referring) == ("pattern",)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_patterns_whose_combination_grows_exponentially_are_dropped(nested: bool) -> None:
+    patterns: list[Any] = [{"pattern": f"[a-z]*{letter}[a-z]*"} for letter in ascii_lowercase]
+    if nested:
+        patterns = [{"allOf": patterns[start : start + 2]} for start in range(0, 26, 2)]
+    schema = {"type": "string", "allOf": patterns}
+    assert takes(schema, '"abc"') and not takes(schema, '"b"')
+    assert relaxed(schema) == ("pattern",)
+
+
+def test_patterns_of_definitions_that_cannot_be_combined_are_refused() -> None:
+    definitions = {letter: {"pattern": f"[a-z]*{letter}[a-z]*"} for letter in ascii_lowercase}
+    references = [{"$ref": f"#/$defs/{letter}"} for letter in definitions]
+    schema = {"type": "string", "allOf": references, "$defs": definitions}
+    with pytest.raises(UsageError, match="cannot be combined"):
+        relax(schema)
 
 
 def test_a_keyword_of_null_is_absent() -> None:
