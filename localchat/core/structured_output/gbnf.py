@@ -99,10 +99,12 @@ def _lark_names(rules: Mapping[str, object], terminals: set[str]) -> dict[str, s
             names[name] = _START
             continue
         lark = re.sub(r"\W", "_", name, flags=re.ASCII).lower()
-        if lark in used or not lark[0].isalpha():
+        while lark in used or not lark[0].isalpha():
             lark = f"rule_{index}_{lark}"
         used.add(lark)
-        names[name] = lark.upper() if name in terminals else lark
+        names[name] = lark
+        if name in terminals:
+            names[name] = lark.upper()
     return names
 
 
@@ -124,8 +126,10 @@ def _expression(terms: list[re.Match[str]], names: Mapping[str, str]) -> str:
         elif term["low"]:
             high = term["high"] if term["comma"] else term["low"]
             pieces.append(f"{{{term['low']},{high}}}")
+        elif term["any"]:
+            pieces.append(_ANY)
         else:
-            pieces.append(_ANY if term["any"] else _character_set(term))
+            pieces.append(_character_set(term))
     if is_empty:
         pieces.append('""')
     # Lark reads operators as part of the term before them.

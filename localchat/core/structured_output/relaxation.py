@@ -43,7 +43,7 @@ _PROPERTY_COUNTS: Final = ("minProperties", "maxProperties")
 _TEXT_BOUNDS: Final = ("pattern", "minLength", "maxLength")
 _MAX_TEXT_BOUNDS: Final = 16
 _MAX_REFERENCES: Final = 20
-"""Limit of the schemas whose references are followed, because a chain of definitions may be long."""
+"""Most schemas of a value whose references are followed: a chain of them may be long."""
 _DIALECTS: Final = re.compile(r"https?://json-schema\.org/")
 
 Schema = Mapping[str, Any]
@@ -258,7 +258,9 @@ class _Relaxation:
         has_room = enforced <= minimum <= len(strings(schema.get("properties")))
         if has_room and (minimum > enforced or ("maxProperties" in schema and maximum != enforced)):
             self.dropped.append("minProperties")
-            schema["minProperties"] = 0 if "maxProperties" in schema else enforced
+            schema["minProperties"] = enforced
+            if "maxProperties" in schema:
+                del schema["minProperties"]
 
     def _relax_text(self, schema: dict[str, Any]) -> None:
         """Remove bounds of a text that llguidance cannot combine with its patterns.
@@ -289,7 +291,10 @@ class _Relaxation:
                 )
 
     def _conjoined(self, schema: dict[str, Any]) -> list[tuple[dict[str, Any], bool]]:
-        """Return the schemas that all apply to a value, definitions first, each with whether it is in place."""
+        """Return the schemas that all apply to a value, definitions first.
+
+        The flag is False for a definition, which other schemas may use, too.
+        """
         parts: list[tuple[dict[str, Any], bool]] = []
         seen: set[int] = set()
         waiting: list[tuple[Any, bool]] = [(schema, True)]

@@ -400,6 +400,7 @@ def test_a_keyword_of_null_is_absent() -> None:
             "xyz1",
             "xxx1",
         ),
+        ('root ::= a rule_3_a A\nrule_3_a ::= "x"\na ::= "y"\nA ::= "z"', "yxz", "yzz"),
         # An empty alternative, and alternatives on lines of their own.
         ('root ::= "a" end\nend ::= | "\t"\n  | ("b" | )', "a", "ac"),
         ('root ::= "a"{2} "b"{1,} "c"{ 0 , 1 } # "d"', "aabb", "abc"),
