@@ -1,17 +1,19 @@
 """Counts the prompt tokens of a conversation without answering it."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from localchat.engine.interface import Engine
 from localchat.engine.request import Messages
 from localchat.errors import NetworkError, TemplateError
 from localchat.server.chat.template_variants import template_variants
+from localchat.server.leases import AsyncLease
 from localchat.server.state import service_of
+
+T = TypeVar("T")
 
 _BYTES_PER_TOKEN: Final = 3.6
 """English text has 4 to 4.5 bytes per token, code about 3, other scripts 2 to 4."""
@@ -28,8 +30,7 @@ async def count_prompt_tokens(request: Request, model: str | None, prompt: Messa
     """
     async with await service_of(request).lease(model, request) as lease:
         try:
-            variants = await template_variants(lease, prompt)
-            return await asyncio.to_thread(_count, lease.engine, variants)
+            return len(await with_template(lease, prompt, lease.engine.prompt_tokens))
         except NetworkError as error:
             # These statuses mean that the remote server cannot count. Others are failures.
             if error.details.get("status") not in (404, 405, 501):
@@ -37,15 +38,15 @@ async def count_prompt_tokens(request: Request, model: str | None, prompt: Messa
             return estimated_tokens(prompt)
 
 
-def _count(engine: Engine, variants: Sequence[Messages]) -> int:
-    """Count the tokens of the first variant that the template accepts. Raises LocalchatError."""
-    *others, last = variants
+async def with_template(lease: AsyncLease, prompt: Messages, work: Callable[[Messages], T]) -> T:
+    """Do work with the first variant of a conversation that the template accepts. Raises LocalchatError."""
+    *others, last = await template_variants(lease, prompt)
     for variant in others:
         try:
-            return len(engine.prompt_tokens(variant))
+            return await asyncio.to_thread(work, variant)
         except TemplateError:
             continue
-    return len(engine.prompt_tokens(last))
+    return await asyncio.to_thread(work, last)
 
 
 def estimated_tokens(prompt: object) -> int:

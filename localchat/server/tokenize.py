@@ -21,7 +21,7 @@ from localchat.server.openai_responses.protocol import ResponsesBody
 from localchat.server.openai_responses.requests import as_chat as responses_as_chat
 from localchat.server.request_body import read_json
 from localchat.server.state import service_of
-from localchat.server.token_counts import count_prompt_tokens
+from localchat.server.token_counts import count_prompt_tokens, with_template
 
 
 async def tokenize(request: Request) -> Response:
@@ -37,7 +37,7 @@ async def tokenize(request: Request) -> Response:
         raise missing_field("content", "One of 'content' and 'messages' is required.")
     async with await service.lease(body.model, request) as lease:
         if messages is not None:
-            tokens = await asyncio.to_thread(lease.engine.prompt_tokens, messages)
+            tokens = await with_template(lease, messages, lease.engine.prompt_tokens)
         else:
             tokens = await asyncio.to_thread(_tokens, lease, body)
         pieces = await asyncio.to_thread(_pieces, lease.engine, tokens, body, limits)
@@ -151,4 +151,5 @@ async def apply_template(request: Request) -> Response:
     chat = await translate(request, lambda media: as_conversation(body, media))
     messages = conversation(chat, limits)
     async with await service.lease(body.model, request) as lease:
-        return json_response({"prompt": await asyncio.to_thread(lease.engine.render, messages)})
+        prompt = await with_template(lease, messages, lease.engine.render)
+    return json_response({"prompt": prompt})

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from localchat.engine.events import RunningRequest
-from localchat.errors import UsageError
+from localchat.engine.request import Messages
+from localchat.errors import TemplateError, UsageError
 from tests.support.http_server import NAME, Stage, Wire, ask, chat, settled
 from tests.support.paths import ROOT
 from tests.support.scripted_engine import ScriptedAnswer
@@ -87,6 +88,26 @@ def test_tokens_of_a_text_and_of_a_conversation(stage: Stage) -> None:
     assert ask(stage, "/detokenize", {"tokens": [104, 105]}).json["content"] == "hi"
     assert ask(stage, "/detokenize", {"tokens": [-1]}).status == 400
     assert ask(stage, "/apply-template", {"messages": messages}).json == {"prompt": "user: hi\n"}
+
+
+@pytest.mark.parametrize("route", ["/tokenize", "/apply-template"])
+def test_a_template_that_refuses_a_system_message_gets_it_as_the_users(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    """The routes show the prompt of a chat with the same messages."""
+    render = type(stage.engine).render
+
+    def strict(engine: Any, messages: Messages) -> str:
+        if any(message.role == "system" for message in messages.messages):
+            raise TemplateError("there is no system role", reason="refused")
+        return render(engine, messages)
+
+    monkeypatch.setattr(type(stage.engine), "render", strict)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    reply = ask(stage, route, {"messages": messages})
+    assert reply.status == 200
+    prompt = reply.json.get("prompt") or bytes(reply.json["tokens"]).decode()
+    assert prompt == "user: Be brief.\n\nhi\n"
 
 
 def test_model_without_embeddings_is_not_supported(
