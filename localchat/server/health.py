@@ -73,6 +73,12 @@ def _engine_properties(engine: Engine) -> dict[str, Any]:
         "limits": info.limits,
         "modalities": _modalities(info.media),
     }
+    if info.tokenizer is not None:
+        properties |= {
+            "chat_template": info.tokenizer.chat_template,
+            "bos_token": info.tokenizer.bos_token,
+            "eos_token": info.tokenizer.eos_token,
+        }
     if info.max_rows:
         properties["total_slots"] = info.max_rows
     return properties

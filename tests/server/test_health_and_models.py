@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from localchat.engine.events import RunningRequest
+from localchat.engine.interface import TokenizerInfo
 from localchat.engine.request import Messages
 from localchat.errors import TemplateError, UsageError
 from tests.support.http_server import NAME, Stage, Wire, ask, chat, settled
@@ -63,6 +64,17 @@ def test_properties_have_what_llamacpps_clients_read(stage: Stage, query: str) -
     assert props["modalities"] == {"vision": False, "audio": False}
     assert "/" not in props["model_alias"]
     assert props["total_slots"] == 4
+
+
+def test_properties_have_the_chat_template_of_a_loaded_model(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = TokenizerInfo("<s>", "</s>", chat_template="{{ messages }}")
+    info = msgspec.structs.replace(stage.engine.info(), tokenizer=tokenizer)
+    monkeypatch.setattr(type(stage.engine), "info", lambda self: info)
+    props = ask(stage, "/props").json
+    assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
+    assert props["chat_template"] == "{{ messages }}"
 
 
 def test_properties_load_nothing_and_keep_nothing(
