@@ -6,9 +6,18 @@ from typing import Any, Final
 
 import msgspec
 
-from localchat.engine.request import GenerateRequest, Message, Messages, ReasoningChoice
+from localchat.engine.request import (
+    GenerateRequest,
+    Infill,
+    Message,
+    Messages,
+    ReasoningChoice,
+    TextPrompt,
+)
 from localchat.server.chat.messages import normalize_messages
 from localchat.server.chat.options import (
+    CHAT_PRIORITY,
+    INFILL_PRIORITY,
     Client,
     GenerationFields,
     answer_tokens,
@@ -64,8 +73,16 @@ class ChatRequest:
         return self.single_call or self.tool_choice.name is not None
 
 
-def engine_request(chat: ChatRequest, limits: ServerLimits, client: Client) -> GenerateRequest:
-    """Return the engine's request for a conversation, with every value checked. Raises ApiError."""
+def engine_request(
+    chat: ChatRequest,
+    limits: ServerLimits,
+    client: Client,
+    prompt: Infill | TextPrompt | None = None,
+) -> GenerateRequest:
+    """Return the engine's request, with every value checked. Raises ApiError.
+
+    prompt: text that replaces the conversation.
+    """
     if chat.top_logprobs and not chat.logprobs:
         raise bad_request("The field 'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     logprobs = None
@@ -73,13 +90,16 @@ def engine_request(chat: ChatRequest, limits: ServerLimits, client: Client) -> G
         logprobs = checked_logprobs(chat.top_logprobs or 0, "top_logprobs")
     request = generate_request(
         chat.fields,
-        conversation(chat, limits),
+        prompt or conversation(chat, limits),
         limits,
         client=client,
         max_tokens=answer_tokens(chat.max_tokens, limits, minimum=chat.min_answer_tokens),
         logprobs=logprobs,
+        priority=INFILL_PRIORITY if isinstance(prompt, Infill) else CHAT_PRIORITY,
         format_field=chat.format_field,
     )
+    if prompt is not None:
+        return request
     # A limit that the operator chose replaces the default one.
     unlimited = all(tokens is None for tokens in chat.max_tokens.values())
     default_limit = unlimited and limits.answer_tokens == ServerLimits().answer_tokens

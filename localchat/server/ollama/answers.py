@@ -37,6 +37,7 @@ from localchat.server.formatters import json_response, utc_time
 from localchat.server.generation import ChoiceEnd, Generation, GenerationSpec, OutputEvent
 from localchat.server.generation_response import GenerationResponse
 from localchat.server.leases import AsyncLease
+from localchat.server.ollama.endpoints import server_name
 from localchat.server.ollama.protocol import (
     AnswerBody,
     OllamaChatBody,
@@ -104,7 +105,7 @@ async def embeddings(request: Request) -> Response:
         # Ollama embeds an empty text too, and takes 0 dimensions for all of them.
         texts = checked_texts(source, limits)
         dimensions = body.dimensions or None
-        async with await service.lease(model_name(service, body.model), request) as lease:
+        async with await service.lease(server_name(service, body.model), request) as lease:
             load_s = time.perf_counter() - began_s
             if keep_s is not None:
                 lease.keep_alive(keep_s)
@@ -124,23 +125,14 @@ async def embeddings(request: Request) -> Response:
     )
 
 
-def model_name(service: Service, name: str) -> str:
-    """Return the server's name of a model: programs add `:latest` to a name without a tag."""
-    names = {card.name for card in service.engines.models()}
-    bare = name.removesuffix(":latest")
-    if name not in names and bare in names:
-        return bare
-    return name
-
-
 async def _load(
     request: Request,
     service: Service,
     body: AnswerBody,
-    piece: "Callable[[AnswerPiece], Json]",
+    piece: "PieceFormat",
 ) -> Response:
     """Load a model without an answer, as programs request at their start. A keep-alive of 0 unloads it."""
-    name = model_name(service, body.model)
+    name = server_name(service, body.model)
     keep_s = keep_alive_s(body.keep_alive)
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if keep_s != 0 or name in [loaded for loaded, _ in service.engines.loaded()]:
@@ -167,8 +159,7 @@ class OllamaEndpoint(ConversationEndpoint):
 
     name: str
     """Name of the model."""
-    piece: "Callable[[AnswerPiece], Json]"
-    """Writes a piece of the answer in the format of its route."""
+    piece: "PieceFormat"
     options: OllamaOptions | None = None
     keep_alive_s: float | None = None
 
@@ -193,12 +184,12 @@ def _endpoint(
     body: AnswerBody,
     chat: ChatRequest,
     prompt: GenerateRequest,
-    piece: "Callable[[AnswerPiece], Json]",
+    piece: "PieceFormat",
 ) -> OllamaEndpoint:
     return OllamaEndpoint(
         chat,
         prompt,
-        model_name(service, body.model),
+        server_name(service, body.model),
         piece,
         body.options,
         keep_alive_s(body.keep_alive),
@@ -212,6 +203,10 @@ class AnswerPiece:
     text: str = ""
     thinking: str = ""
     calls: tuple[ContentBlock, ...] = ()
+
+
+PieceFormat: TypeAlias = Callable[[AnswerPiece], Json]
+"""Writes a piece of the answer in the format of its route."""
 
 
 def _in_message(piece: AnswerPiece) -> Json:
@@ -233,9 +228,7 @@ def _in_response(piece: AnswerPiece) -> Json:
 class OllamaFormatter:
     """Formats answers of Ollama's API, as lines of JSON or as one object."""
 
-    def __init__(
-        self, model: str, piece: Callable[[AnswerPiece], Json], with_logprobs: bool
-    ) -> None:
+    def __init__(self, model: str, piece: PieceFormat, with_logprobs: bool) -> None:
         self._model = model
         self._piece = piece
         self._with_logprobs = with_logprobs

@@ -51,7 +51,10 @@ async def show(request: Request) -> Response:
     name = body.model or body.name
     if not name:
         raise missing_field("model")
-    card = _find(service, name)
+    name = server_name(service, name)
+    card = next((card for card in service.engines.models() if card.name == name), None)
+    if card is None:
+        raise model_not_found(name)
     context = card.context_tokens or card.context_train
     family = _family(card)
     info = {"general.architecture": family, "general.parameter_count": card.parameters}
@@ -98,14 +101,13 @@ async def unsupported(request: Request) -> Response:
     )
 
 
-def _find(service: Service, name: str) -> ModelCard:
-    """Find a model by name. Programs add `:latest` to a name without a tag."""
-    cards = service.engines.models()
-    for candidate in (name, name.removesuffix(":latest")):
-        for card in cards:
-            if card.name == candidate:
-                return card
-    raise model_not_found(name)
+def server_name(service: Service, name: str) -> str:
+    """Return the server's name of a model: programs add `:latest` to a name without a tag."""
+    names = {card.name for card in service.engines.models()}
+    bare = name.removesuffix(":latest")
+    if name not in names and bare in names:
+        return bare
+    return name
 
 
 def _listed(card: ModelCard) -> dict[str, Any]:

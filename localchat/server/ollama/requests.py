@@ -11,21 +11,12 @@ from localchat.engine.request import (
     GenerateRequest,
     Infill,
     Message,
-    Prompt,
     TextPrompt,
 )
 from localchat.pool.entry import NEVER
 from localchat.server.chat.media import MediaReader
 from localchat.server.chat.messages import called_tools, engine_role
-from localchat.server.chat.options import (
-    CHAT_PRIORITY,
-    INFILL_PRIORITY,
-    Client,
-    GenerationFields,
-    answer_tokens,
-    checked_logprobs,
-    generate_request,
-)
+from localchat.server.chat.options import Client, GenerationFields
 from localchat.server.chat.request import EFFORTS, ChatRequest, engine_request
 from localchat.server.chat.structure import ResponseFormat, TokenFields
 from localchat.server.config import ServerLimits
@@ -70,7 +61,7 @@ def as_generation(
             param="template",
         )
     chat = _chat_options(body)
-    prompt: Prompt
+    prompt: Infill | TextPrompt | None = None
     if body.images and (body.suffix or body.raw):
         raise bad_request(
             "Images need the model's template, without 'suffix' or 'raw'.", param="images"
@@ -85,22 +76,7 @@ def as_generation(
         if body.system:
             messages.insert(0, Message("system", body.system))
         chat = replace(chat, messages=messages)
-        return chat, engine_request(chat, limits, client)
-    requested = {"num_predict": chat.max_tokens["n_predict"]}
-    logprobs = None
-    if chat.logprobs:
-        logprobs = checked_logprobs(chat.top_logprobs or 0, "top_logprobs")
-    request = generate_request(
-        chat.fields,
-        prompt,
-        limits,
-        client=client,
-        max_tokens=answer_tokens(requested, limits, minimum=1),
-        logprobs=logprobs,
-        priority=INFILL_PRIORITY if body.suffix else CHAT_PRIORITY,
-        format_field=chat.format_field,
-    )
-    return chat, request
+    return chat, engine_request(chat, limits, client, prompt)
 
 
 def keep_alive_s(value: KeepAlive) -> float | None:

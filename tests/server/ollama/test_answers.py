@@ -157,6 +157,14 @@ def test_a_length_of_zero_or_less_is_no_limit(
     assert stage.last.max_tokens == ServerLimits().answer_tokens
 
 
+@pytest.mark.parametrize("fields", [{}, {"raw": True}, {"suffix": "b"}])
+def test_alternatives_need_logprobs_in_every_kind_of_prompt(stage: Stage, fields: Any) -> None:
+    body = {"model": NAME, "prompt": "a", "top_logprobs": 2, **fields}
+    reply = ask(stage, "/api/generate", body)
+    assert reply.status == 400
+    assert "top_logprobs" in reply.json["error"]
+
+
 @pytest.mark.parametrize(
     ("given", "grammar"),
     [
