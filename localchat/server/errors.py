@@ -129,6 +129,13 @@ def missing_field(param: str, message: str = "") -> ApiError:
     return bad_request(message, param=param, code="missing_required_parameter")
 
 
+def required(value: str | None, param: str) -> str:
+    """Return the value of a field. Raises ApiError if the request lacks it."""
+    if value is None:
+        raise missing_field(param)
+    return value
+
+
 def unavailable(message: str, code: str = "server_busy", retry_s: int = 1) -> ApiError:
     """503: the same request may succeed later."""
     headers = {"retry-after": str(retry_s)}

@@ -26,7 +26,7 @@ from localchat.server.chat.options import GenerationFields
 from localchat.server.chat.request import ChatRequest
 from localchat.server.chat.structure import ResponseFormat, answer_fields
 from localchat.server.chat.tools import ChatTool, FunctionDefinition
-from localchat.server.errors import ApiError, bad_request, missing_field
+from localchat.server.errors import bad_request, missing_field, required
 
 _BILLING_HEADER: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 """First line of Claude Code's system prompt. It changes with every request, means nothing to a model and would
@@ -90,7 +90,7 @@ def _messages(messages: list[InputMessage], media: MediaReader) -> Iterator[Mess
             )
         path = f"messages.{index}.content"
         if message.content is None:
-            raise ApiError(400, "missing_required_parameter", f"{path}: this field is required.")
+            raise missing_field(path)
         if isinstance(message.content, str):
             yield Message(message.role, message.content)
         elif message.role == "assistant":
@@ -112,7 +112,7 @@ def _assistant_message(blocks: list[InputBlock], path: str, media: MediaReader) 
                 pass
             case "tool_use":
                 arguments = msgspec.json.encode(block.input or {}).decode()
-                name = _required(block.name, f"{path}.{index}.name")
+                name = required(block.name, f"{path}.{index}.name")
                 calls.append(CalledTool(name, arguments, block.id or ""))
             case _:
                 parts.append(_part(block, f"{path}.{index}", media))
@@ -139,7 +139,7 @@ def _user_messages(
             yield _content_message(role, parts)
             parts = []
         result = _parts(block.content, f"{path}.{index}.content", media)
-        call = _required(block.tool_use_id, f"{path}.{index}.tool_use_id")
+        call = required(block.tool_use_id, f"{path}.{index}.tool_use_id")
         message = msgspec.structs.replace(_content_message("tool", result), tool_call_id=call)
         yield prepend_text(message, _ERROR_PREFIX) if block.is_error else message
     if parts or not blocks:
@@ -169,9 +169,9 @@ def _part(block: InputBlock, path: str, media: MediaReader) -> str | Attachment:
     """Return the text or the picture of a block. Raises ApiError for another block."""
     match block.type:
         case "text":
-            return _required(block.text, f"{path}.text")
+            return required(block.text, f"{path}.text")
         case "tool_reference":
-            name = _required(block.tool_name, f"{path}.tool_name")
+            name = required(block.tool_name, f"{path}.tool_name")
             return f"The tool {name} can be called now."
         case "search_result":
             texts = [block.title, _plain_text(block.content, f"{path}.content", media)]
@@ -223,12 +223,6 @@ def _source_data(source: ContentSource, path: str, media: MediaReader) -> bytes:
     )
 
 
-def _required(value: str | None, path: str) -> str:
-    if value is None:
-        raise missing_field(path, f"{path}: this field is required.")
-    return value
-
-
 def _tools(body: CountTokensBody) -> list[ChatTool]:
     """Convert the tools that the model sees. A deferred tool appears once a tool result refers to it."""
     tools = body.tools or []
@@ -272,7 +266,7 @@ def _tool_choice(choice: ToolChoice | None) -> chat_tools.ToolChoice:
         case "auto" | "none" | "any":
             return chat_tools.ToolChoice(choice.type)
         case "tool":
-            name = _required(choice.name, "tool_choice.name")
+            name = required(choice.name, "tool_choice.name")
             return chat_tools.ToolChoice(name=name, param="tool_choice.function.name")
     raise bad_request(
         f"tool_choice: {choice.type[:50]!r} is unknown; the choices are auto, any, tool and none.",

@@ -14,7 +14,7 @@ from localchat.server.chat.options import GenerationFields
 from localchat.server.chat.request import ChatRequest
 from localchat.server.chat.structure import ResponseFormat, answer_fields
 from localchat.server.chat.tools import ChatTool, FunctionDefinition, ToolChoice
-from localchat.server.errors import ApiError, bad_request, missing_field
+from localchat.server.errors import ApiError, bad_request, missing_field, required
 from localchat.server.openai_responses.mcp import McpRequest, error_text
 from localchat.server.openai_responses.protocol import (
     InputItem,
@@ -86,28 +86,17 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
         tools = [(tool, name) for tool, name in tools if name in allowed]
         servers = []
     logprobs = _LOGPROBS in (body.include or ())
-    conversation = _conversation(body.input, media)
+    conversation = _conversation(body, media)
     messages = conversation.messages()
-    # The tools of the servers are not known yet.
-    required = bool(servers) and choice.name is None and choice.mode == "required"
-    if required:
-        choice = ToolChoice("auto")
-    if body.instructions:
-        messages.insert(0, Message("system", body.instructions))
     if not messages:
         raise missing_field("input", "The field 'input' is empty: there is nothing to answer.")
-    structure = answer_fields(body)
-    if body.text and body.text.format:
-        structure["response_format"] = ResponseFormat.of(body.text.format)
-    fields = GenerationFields(
-        **structure,
-        model=body.model,
-        stream=body.stream,
-        seed=body.seed,
-    )
+    # The tools of the servers are not known yet.
+    needs_server_tool = bool(servers) and choice.name is None and choice.mode == "required"
+    if needs_server_tool:
+        choice = ToolChoice("auto")
     reasoning = body.reasoning or ReasoningConfig()
     chat = ChatRequest(
-        fields=fields,
+        fields=_fields(body),
         messages=messages,
         tools=[tool for tool, _ in tools],
         tool_choice=choice,
@@ -120,8 +109,15 @@ def as_chat(body: ResponsesBody, media: MediaReader) -> ResponsesChat:
         format_field="text.format",
     )
     names = {name.model_name: name for _, name in tools}
-    mcp = McpRequest(tuple(servers), frozenset(conversation.listed), required)
+    mcp = McpRequest(tuple(servers), frozenset(conversation.listed), needs_server_tool)
     return ResponsesChat(chat, names, mcp, ignored)
+
+
+def _fields(body: ResponsesBody) -> GenerationFields:
+    structure = answer_fields(body)
+    if body.text and body.text.format:
+        structure["response_format"] = ResponseFormat.of(body.text.format)
+    return GenerationFields(**structure, model=body.model, stream=body.stream, seed=body.seed)
 
 
 def with_own_field_names(error: ApiError) -> ApiError:
@@ -153,15 +149,15 @@ def _refuse_stored_state(body: ResponsesBody) -> None:
         raise bad_request("Background responses are not supported.", param="background")
 
 
-def _conversation(source: str | list[InputItem] | None, media: MediaReader) -> "_MessageBuilder":
-    items: Sequence[InputItem] = ()
-    if isinstance(source, list):
-        items = source
-    elif source:
-        items = [InputItem(role="user", content=source)]
+def _conversation(body: ResponsesBody, media: MediaReader) -> "_MessageBuilder":
     builder = _MessageBuilder(media)
-    for index, item in enumerate(items):
-        builder.add(item, f"input[{index}]")
+    if body.instructions:
+        builder.append(Message("system", body.instructions))
+    if isinstance(body.input, str) and body.input:
+        builder.append(Message("user", body.input))
+    elif body.input:
+        for index, item in enumerate(body.input):
+            builder.add(item, f"input[{index}]")
     return builder
 
 
@@ -187,21 +183,21 @@ class _MessageBuilder:
                     content_of(item.content, f"{path}.content", self._media, role="assistant")
                 )
             case "message" | None:
-                role = engine_role(_required(item.role, f"{path}.role"), f"{path}.role")
+                role = engine_role(required(item.role, f"{path}.role"), f"{path}.role")
                 content = content_of(item.content, f"{path}.content", self._media)
-                self._append(Message(role, content.text, attachments=content.attachments))
+                self.append(Message(role, content.text, attachments=content.attachments))
             case "reasoning":
                 self._add_reasoning(item, path)
             case "function_call":
                 self._add_call(item, path)
             case "function_call_output":
                 result = content_of(item.output, f"{path}.output", self._media)
-                call = _required(item.call_id, f"{path}.call_id")
-                self._append(
+                call = required(item.call_id, f"{path}.call_id")
+                self.append(
                     Message("tool", result.text, tool_call_id=call, attachments=result.attachments)
                 )
             case "mcp_list_tools":
-                self.listed.add(_required(item.server_label, f"{path}.server_label"))
+                self.listed.add(required(item.server_label, f"{path}.server_label"))
             case "mcp_call":
                 self._add_mcp_call(item, path)
             case "item_reference":
@@ -217,7 +213,8 @@ class _MessageBuilder:
                     param=f"{path}.type",
                 )
 
-    def _append(self, message: Message) -> None:
+    def append(self, message: Message) -> None:
+        """Add a complete message."""
         self._flush()
         self._messages.append(message)
 
@@ -243,32 +240,26 @@ class _MessageBuilder:
             self._assistant = Message("assistant", reasoning=text)
 
     def _add_call(self, item: InputItem, path: str) -> None:
-        arguments = _required(item.arguments, f"{path}.arguments")
-        name = ToolName(_required(item.name, f"{path}.name"), item.namespace or "")
+        arguments = required(item.arguments, f"{path}.arguments")
+        name = ToolName(required(item.name, f"{path}.name"), item.namespace or "")
         call = CalledTool(
-            name.model_name, arguments or "{}", _required(item.call_id, f"{path}.call_id")
+            name.model_name, arguments or "{}", required(item.call_id, f"{path}.call_id")
         )
         message = self._assistant or Message("assistant")
         self._assistant = msgspec.structs.replace(message, tool_calls=(*message.tool_calls, call))
 
     def _add_mcp_call(self, item: InputItem, path: str) -> None:
         """Add a call that a server has run, with its result."""
-        id_ = _required(item.id, f"{path}.id")
+        id_ = required(item.id, f"{path}.id")
         text = text_of(item.output, f"{path}.output")
         if item.error:
             text = f"Error: {error_text(item.error)}"
         name = tool_name(
-            _required(item.server_label, f"{path}.server_label"),
-            _required(item.name, f"{path}.name"),
+            required(item.server_label, f"{path}.server_label"),
+            required(item.name, f"{path}.name"),
         )
         self._add_call(InputItem(name=name, call_id=id_, arguments=item.arguments), path)
-        self._append(Message("tool", text or "(no output)", tool_call_id=id_))
-
-
-def _required(value: str | None, path: str) -> str:
-    if value is None:
-        raise missing_field(path)
-    return value
+        self.append(Message("tool", text or "(no output)", tool_call_id=id_))
 
 
 def _tools(
@@ -282,13 +273,13 @@ def _tools(
     path = f"tools[{index}].name"
     match tool.type:
         case "function":
-            name = ToolName(_required(tool.name, path), namespace)
+            name = ToolName(required(tool.name, path), namespace)
             function = FunctionDefinition(
                 name.model_name, tool.description, tool.parameters, tool.strict
             )
             return [(ChatTool(function), name)]
         case "namespace" if not namespace:
-            name_space = _required(tool.name, path)
+            name_space = required(tool.name, path)
             return [
                 named for inner in tool.tools or () for named in _tools(index, inner, name_space)
             ]
@@ -324,4 +315,4 @@ def _tool_name(tool: ResponsesToolChoice, path: str) -> ToolName:
         raise bad_request(
             f"A tool of type {tool.type[:50]!r} cannot be chosen here.", param=f"{path}.type"
         )
-    return ToolName(_required(tool.name, f"{path}.name"), tool.namespace or "")
+    return ToolName(required(tool.name, f"{path}.name"), tool.namespace or "")
