@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -233,19 +234,13 @@ class Generation:
         if spec.early_stop is not None:
             for choice in self._choices:
                 choice.early_stop = spec.early_stop()
-        self._choices_of: dict[int, int] = {}
-        """Number of choices of each prompt, by the index of its first choice."""
-        for requests in spec.prompts:
-            self._choices_of[sum(self._choices_of.values())] = requests[0].n
+        numbers = (requests[0].n for requests in spec.prompts)
+        self._first_choices = list(accumulate(numbers, initial=0))
+        """First choice of each prompt, and then the number of all choices."""
         self._cut_short = False
         """True once this server has ended a choice that the engine would continue."""
         self._counts: list[_TokenCounts] = []
         self._done: list[Done] = []
-
-    @property
-    def choices(self) -> int:
-        """Number of answers to all prompts."""
-        return len(self._choices)
 
     @property
     def prompt_tokens(self) -> int:
@@ -310,12 +305,11 @@ class Generation:
         has usage and metrics. Raises LocalchatError.
         """
         try:
-            first_choices = list(self._choices_of)
             async for prompt, events in self._merged(writer):
                 output: list[OutputEvent] = []
                 for event in events:
                     self._count(prompt, event)
-                    output += self._convert(first_choices[prompt], event)
+                    output += self._convert(prompt, event)
                     if self._ended_early:
                         break
                 if output:
@@ -428,8 +422,9 @@ class Generation:
                 counts.reasoning = usage.reasoning_tokens
                 self._done.append(event)
 
-    def _convert(self, base: int, event: Event) -> list[OutputEvent]:
-        """Convert an event of the engine. `base`: first choice of its prompt."""
+    def _convert(self, prompt: int, event: Event) -> list[OutputEvent]:
+        """Convert an event of the engine. The engine numbers the choices of each prompt from 0."""
+        base = self._first_choices[prompt]
         match event:
             case Text(choice, text, logprobs):
                 return self._text(Text(base + choice, text, logprobs))
@@ -450,9 +445,8 @@ class Generation:
                 elapsed_ms = (time.perf_counter() - self._started_s) * 1e3
                 return [PromptProgress(base, total, cached, done, elapsed_ms)]
             case PromptLogprobs(tokens):
-                return [
-                    PromptEcho(base + choice, tokens) for choice in range(self._choices_of[base])
-                ]
+                choices = range(base, self._first_choices[prompt + 1])
+                return [PromptEcho(choice, tokens) for choice in choices]
         return []
 
     def _text(self, event: Text) -> list[OutputEvent]:

@@ -141,7 +141,7 @@ class GenerationResponse:
         send: Send,
     ) -> None:
         """Send the whole answer as one response."""
-        answer = CollectedAnswer(generation.choices)
+        answer = CollectedAnswer(generation.spec.choices)
         async with aclosing(events(None)) as batches:
             async for batch in batches:
                 for event in batch:
@@ -174,7 +174,7 @@ class GenerationResponse:
             connection.get(WRITE, lambda piece: False),
             self.framing,
         ) as stream:
-            await stream.write(formatter.start(generation.choices, generation.prompt_tokens))
+            await stream.write(formatter.start(generation.spec.choices, generation.prompt_tokens))
             try:
                 writer = _StreamWriter(formatter, stream)
                 async with aclosing(events(writer)) as batches:
@@ -253,10 +253,8 @@ async def _while_connected(
     watching = asyncio.ensure_future(disconnected(receive))
 
     def on_disconnect(_: "asyncio.Future[None]") -> None:
-        ended = watching.cancelled() or tracked.work is not task
-        if (
-            not ended and not tracked.answered
-        ):  # uvicorn also reports the end of an answer as a disconnect
+        # uvicorn also reports the end of an answer as a disconnect.
+        if not watching.cancelled() and tracked.work is task and not tracked.answered:
             tracked.client_left = True
             tracked.close()
             tracked.cancel_work()

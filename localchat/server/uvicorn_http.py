@@ -1,9 +1,8 @@
 """Hardens uvicorn's HTTP/1.1 connection against slow, stalled and broken clients.
 
 uvicorn waits without limit for the end of a request's headers and for a client that reads nothing, and answers
-invalid HTTP in plain text. Connection limits every wait and answers in
-JSON. It overrides private methods of uvicorn's H11Protocol. tests/server/test_uvicorn_http.py and
-test_lifecycle.py fail without any of the overrides.
+invalid HTTP in plain text. Connection limits every wait and answers in JSON. It overrides private methods of
+uvicorn's H11Protocol; tests/server/test_uvicorn_http.py and test_lifecycle.py fail without any override.
 """
 
 import asyncio
