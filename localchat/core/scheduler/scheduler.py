@@ -501,12 +501,7 @@ class Scheduler:
         return saved or (bool(sequence.pending_forks) and not sequence.in_prompt)
 
     def _prompt_width(self, step: StepBuilder, sequence: Sequence, share: int) -> int:
-        """Return the tokens of a prompt's next chunk.
-
-        Logits differ in their last bits with the width of the steps that computed them and their prompt. In
-        exact mode, chunks do not depend on measured times, so a request that runs alone gets the same text
-        every time.
-        """
+        """Return the tokens of a prompt's next chunk."""
         width = min(sequence.needs, share or step.tokens_left, step.tokens_left)
         at_state = False
         if self._can.rewind == "checkpoint":
@@ -516,44 +511,48 @@ class Scheduler:
             at_state = 0 < state_end - sequence.launched <= width
             if at_state:
                 width = state_end - sequence.launched
-        if not sequence.exact_mode:
-            # A remainder of a few tokens would need a step of its own, padded to many more tokens.
-            missing = self._shares.min_tokens - (sequence.needs - width)
-            if at_state or width == sequence.needs or missing <= 0:
-                return width
-            if missing <= width - self._shares.min_tokens:
-                return width - missing
-            if self._takes_rest(step, sequence, width):
-                return sequence.needs
+        if sequence.exact_mode:
+            return self._exact_width(sequence, width)
+        if at_state or width == sequence.needs:
             return width
+        # A remainder of a few tokens would need a step of its own, padded to many more tokens.
+        missing = self._shares.min_tokens - (sequence.needs - width)
+        if 0 < missing <= width - self._shares.min_tokens:
+            return width - missing
+        if self._takes_rest(step, sequence, width):
+            return sequence.needs
+        return width
+
+    def _exact_width(self, sequence: Sequence, width: int) -> int:
+        """Return the tokens of the next chunk in exact mode. `width`: what the step has room for.
+
+        Logits differ in their last bits with the width of the steps that computed them and their prompt. So
+        chunks do not depend on measured times, and a request that runs alone gets the same text every time.
+        """
         if sequence.was_preempted and not sequence.in_prompt:
             # The answer was generated with this width.
             return 1
-        alone = len(self.running) == 1 and not self._short_of_memory
+        start = sequence.launched
         request_state = sequence.request_state
+        alone = len(self.running) == 1 and not self._short_of_memory
+        # A model that cannot rewind ends its chunks where the state is saved.
+        takes_chunk = alone and self._can.rewind != "checkpoint"
+        if takes_chunk:
+            width = sequence.needs
         if request_state.media:
-            chunk = chunk_end(request_state.media, sequence.launched, self._exact_chunk)
-            chunk -= sequence.launched
-            if alone and self._can.rewind != "checkpoint":
-                width = sequence.needs
+            return min(width, chunk_end(request_state.media, start, self._exact_chunk) - start)
+        if request_state.cuts is not None and sequence.in_prompt:
+            return min(width, request_state.cuts.end(start) - start)
+        chunk = self._exact_chunk - start % self._exact_chunk
+        missing = request_state.prompt_tokens - start
+        if not takes_chunk:
             return min(width, chunk)
-        prompt_tokens = request_state.prompt_tokens
-        cuts = request_state.cuts
-        if cuts is not None and sequence.in_prompt:
-            chunk = cuts.end(sequence.launched) - sequence.launched
-            if alone:
-                width = sequence.needs
-            return min(width, chunk)
-        chunk = self._exact_chunk - sequence.launched % self._exact_chunk
-        if not alone or self._can.rewind == "checkpoint":
-            return min(width, chunk)
-        if self._last_exact_chunk(prompt_tokens) <= sequence.launched < prompt_tokens:
-            return prompt_tokens - sequence.launched
+        if missing > 0 and start >= self._last_exact_chunk(request_state.prompt_tokens):
+            return missing
         if chunk == self._exact_chunk:
-            missing = prompt_tokens - sequence.launched
             widths = self._can.exact_widths
             chunk = max((width for width in widths if width <= missing), default=chunk)
-        return min(sequence.needs, chunk)
+        return min(width, chunk)
 
     def _last_exact_chunk(self, prompt_tokens: int) -> int:
         """Return the position where the last chunk of a prompt starts in exact mode.
