@@ -189,31 +189,45 @@ class InputProcessor:
         if grammar is not None and grammar.optional:
             grammar = self._usable(grammar)
         for choice in range(request.n):
-            sequence = Sequence(
-                number=next(self._numbers),
-                request_state=request_state,
-                choice=choice,
-                sampling=replace(sampling, choice=choice),
-                tokens=list(tokens),
-                limit=len(tokens) + max_tokens,
-                output=self._choice_output(choice, stops, rendered, request),
-            )
-            if rendered is not None:
-                sequence.think_budget = self._think_budget(rendered)
+            sequence = self._sequence(request_state, choice, rendered, stops, grammar)
             if grammar is None:
                 sequence.end_ban = end_ban
-            else:
-                sequence.grammar_matcher = self._grammars.grammar_matcher(
-                    grammar,
-                    room=max_tokens,
-                    ignore_ends=request.ignore_eos,
-                    min_tokens=request.min_tokens,
-                )
             request_state.sequences.append(sequence)
         relaxed: tuple[str, ...] = ()
         if grammar is not None:
             relaxed = within_limit(partial(relaxed_keywords, grammar), grammar.name, grammar.field)
         return request_state, Accepted(len(tokens), max_tokens, sampling.seed, relaxed)
+
+    def _sequence(
+        self,
+        request_state: RequestState,
+        choice: int,
+        rendered: Rendered | None,
+        stops: StopPatterns,
+        grammar: GrammarSpec | None,
+    ) -> Sequence:
+        """Return the sequence of a choice. Raises UsageError for an unusable grammar."""
+        request = request_state.request
+        max_tokens = request_state.max_tokens
+        sequence = Sequence(
+            number=next(self._numbers),
+            request_state=request_state,
+            choice=choice,
+            sampling=replace(request_state.sampling, choice=choice),
+            tokens=list(request_state.tokens),
+            limit=request_state.prompt_tokens + max_tokens,
+            output=self._choice_output(choice, stops, rendered, request),
+        )
+        if rendered is not None:
+            sequence.think_budget = self._think_budget(rendered)
+        if grammar is not None:
+            sequence.grammar_matcher = self._grammars.grammar_matcher(
+                grammar,
+                room=max_tokens,
+                ignore_ends=request.ignore_eos,
+                min_tokens=request.min_tokens,
+            )
+        return sequence
 
     def _grammar(self, request: GenerateRequest, rendered: Rendered | None) -> GrammarSpec | None:
         """Return the grammar of the answer, None for a free one. Raises UsageError."""
@@ -580,31 +594,31 @@ def _how_to_read(kind: str) -> str:
     return hint
 
 
-def _check(request: GenerateRequest) -> None:
-    """Check values against the engine's ranges. Raises UsageError with field, value and range."""
+def _check_ranges(request: GenerateRequest) -> None:
+    """Check numbers against the engine's ranges. Raises UsageError with field, value and range."""
     sampling = msgspec.structs.asdict(request.sampling)
-    for name, sampler in SAMPLERS.items():
-        low, high = sampler.engine_range
-        value = sampling[name]
-        if value is not None and not low <= value <= high:
-            raise UsageError(f"{name} is {value}; it must be from {low} to {high}")
     budget = None
     if isinstance(request.prompt, Messages):
         budget = request.prompt.think_budget
-    for name, value, high in (
-        ("n", request.n, _MAX_CHOICES),
-        ("max_tokens", request.max_tokens, 1 << 31),
-        ("min_tokens", request.min_tokens, 1 << 31),
-        ("the number of bad_words", len(request.bad_words), _MAX_BAD_WORDS),
-        ("the number of stop_token_ids", len(request.stop_tokens), _MAX_STOP_TOKENS),
-        ("think_budget", budget, 1 << 31),
-        ("logprobs", request.logprobs, _MAX_LOGPROBS),
-        ("prompt_logprobs", request.prompt_logprobs, _MAX_LOGPROBS),
-        ("prompt_logprobs_from", request.prompt_logprobs_from, 1 << 31),
+    for name, value, low, high in (
+        *((name, sampling[name], *sampler.engine_range) for name, sampler in SAMPLERS.items()),
+        ("n", request.n, 1, _MAX_CHOICES),
+        ("max_tokens", request.max_tokens, 0, 1 << 31),
+        ("min_tokens", request.min_tokens, 0, 1 << 31),
+        ("the number of bad_words", len(request.bad_words), 0, _MAX_BAD_WORDS),
+        ("the number of stop_token_ids", len(request.stop_tokens), 0, _MAX_STOP_TOKENS),
+        ("think_budget", budget, 0, 1 << 31),
+        ("logprobs", request.logprobs, 0, _MAX_LOGPROBS),
+        ("prompt_logprobs", request.prompt_logprobs, 0, _MAX_LOGPROBS),
+        ("prompt_logprobs_from", request.prompt_logprobs_from, 0, 1 << 31),
     ):
-        low = 1 if name == "n" else 0
         if value is not None and not low <= value <= high:
             raise UsageError(f"{name} is {value}; it must be from {low} to {high}")
+
+
+def _check(request: GenerateRequest) -> None:
+    """Check the values of a request as far as possible without the model. Raises UsageError."""
+    _check_ranges(request)
     breakers = request.sampling.dry_sequence_breakers or ()
     if len(breakers) > _MAX_BREAKERS or not all(
         0 < len(text) <= _MAX_BREAKER_CHARACTERS for text in breakers
