@@ -30,7 +30,7 @@ _METRICS_SWEEP_S = 0.02
 """Interval at which a decode run looks for requests that need new metrics."""
 
 
-def _append(request_state: RequestState, rows: Iterable[bytes]) -> None:
+def _write_all_logprobs(request_state: RequestState, rows: Iterable[bytes]) -> None:
     """Append log probabilities of all tokens to the request's file. A failure leaves it incomplete."""
     try:
         with Path(request_state.request.prompt_logprobs_file).open("ab") as file:
@@ -98,7 +98,8 @@ class OutputProcessor:
     def process_result(self, scheduled: ScheduledStep, result: StepResult) -> None:
         """Update every sequence of a step by its result."""
         now_s = time.perf_counter()
-        if result.status == "ok":
+        succeeded = result.status == "ok"
+        if succeeded:
             self._record_success(scheduled, result.elapsed_s)
             if result.tokens and NOTHING not in result.tokens:
                 self._process_moved(scheduled, result.tokens, result.elapsed_s, now_s)
@@ -120,9 +121,9 @@ class OutputProcessor:
             sequence.blocked = False
             # If the previous step returned fewer tokens than planned, this row's KV starts after a gap.
             after_gap = row.start != sequence.computed
-            is_running = sequence.state is State.RUNNING and not after_gap
+            is_valid = succeeded and sequence.state is State.RUNNING and not after_gap
             learns = few_rows and sequence.drafts is not None
-            if row.is_plain and is_running and result.status == "ok" and not learns:
+            if row.is_plain and is_valid and not learns:
                 sample = samples[row.positions[0]]
                 if sample.token != NOTHING:
                     self._process_token(sequence, row.start, sample.token, tpot_ms, now_s)
@@ -132,13 +133,11 @@ class OutputProcessor:
             requests[sequence.request_state.id] = sequence.request_state
             sequence.state_lost |= result.status == "out_of_memory" and not self._rewinds
             earliest = result.earliest[number] if result.earliest else 0
-            computed = 0
-            if not after_gap:
-                computed = min(result.computed[number], row.width)
-            if sequence.state is not State.RUNNING:
-                self._end_late_row(row, computed, earliest)
-            elif is_running and result.status == "ok":
+            computed = 0 if after_gap else min(result.computed[number], row.width)
+            if is_valid:
                 self._process_row(scheduled, row, samples, earliest, result.elapsed_s, now_s)
+            elif sequence.state is not State.RUNNING:
+                self._end_late_row(row, computed, earliest)
             else:
                 self._roll_back(row, computed, earliest)
         self._counters.record_tokens(len(tpot_ms), tpot_ms)
@@ -386,7 +385,8 @@ class OutputProcessor:
             assert entry is not None
             request_state.prompt_logprobs.append(entry)
         if request_state.wants_all and row.prompt_positions:
-            _append(request_state, [samples[position].all for position in row.prompt_positions])
+            rows = [samples[position].all for position in row.prompt_positions]
+            _write_all_logprobs(request_state, rows)
         if len(request_state.prompt_logprobs) == request_state.prompt_logprobs_wanted:
             self._event_sender.prompt_logprobs(request_state)
 
