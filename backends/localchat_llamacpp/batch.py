@@ -91,7 +91,7 @@ class Batch:
 
 
 class EmbeddingBatch:
-    """A batch of embeddings of one slot. The arrays live as long as it."""
+    """A batch of embeddings of one slot. It keeps its arrays alive."""
 
     def __init__(
         self, slot: int, positions: NDArray[np.int32], embeddings: NDArray[np.float32]

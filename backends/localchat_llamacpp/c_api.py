@@ -1,8 +1,8 @@
 """llama.cpp's C API as far as this package calls it, bound to a loaded library.
 
-The structs that cross by value have no version of their own and change with every few releases: a field read
-at the wrong place is a crash or a wrong answer. So the layouts that are known stand here as tables with the
-defaults that the library itself must report at each place. A library that reports others is refused.
+Structs that are passed by value have no version and change every few releases. A field at a wrong offset causes
+a crash or a wrong answer. So this module lists the known layouts as tables of fields with their defaults, and
+rejects a library that reports other defaults.
 """
 
 import ctypes
@@ -245,7 +245,7 @@ _FUNCTIONS: Final[Mapping[str, _Signature]] = {
     "llama_vocab_sep": _TOKEN_OF,
     "llama_vocab_type": (c_int, (c_void_p,)),
 }
-"""Result and arguments of each; those with parameter structs are bound with their layout."""
+"""Result and arguments of each function. `bind` binds those that take or return parameter structs."""
 _WITH_STRUCTS: Final = (
     *("llama_context_default_params", "llama_init_from_model"),
     *("llama_model_default_params", "llama_model_load_from_file"),

@@ -11,18 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localchat.backend_api.interface import LoadRequest, MemoryReport, Progress
-from localchat.errors import DoesNotFit, EngineClosed, LocalchatError
+from localchat.errors import EngineClosed, LocalchatError
 from localchat.model_files.architecture import POOLING_NUMBERS
 from localchat_llamacpp.batch import Batch, float_array
 from localchat_llamacpp.load import Target, report
 from localchat_llamacpp.native import Buffer, library
-from localchat_llamacpp.native_model import Placement, Weights, load_weights
+from localchat_llamacpp.native_model import (
+    FLASH_AUTO,
+    FLASH_OFF,
+    Placement,
+    Weights,
+    load_weights,
+    new_context,
+)
 from localchat_llamacpp.plan.embedding_plan import MAX_TEXTS
 
 _STEP_TOKENS = 512
 """Tokens up to which short texts share a step. Wider steps only add latency."""
-_FLASH_AUTO = -1
-_FLASH_OFF = 0
 
 
 class LlamaCppEmbedder:
@@ -127,9 +132,8 @@ def load_embedder(
 def _open(
     weights: Weights, request: LoadRequest, pooling: int, threads: int
 ) -> tuple[int, list[Buffer]]:
-    native = library()
     plan = request.plan
-    parameters = native.api.llama_context_default_params()
+    parameters = library().api.llama_context_default_params()
     # llama.cpp sizes its graph for a multiple of the sequences. Pooling another width is SIGABRT.
     width = -(-plan.context_tokens // MAX_TEXTS) * MAX_TEXTS
     parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = width
@@ -137,18 +141,11 @@ def _open(
     parameters.kv_unified = True
     parameters.embeddings = True
     parameters.pooling_type = pooling
-    parameters.flash_attn_type = _FLASH_AUTO if plan.flash_attention else _FLASH_OFF
+    parameters.flash_attn_type = FLASH_AUTO if plan.flash_attention else FLASH_OFF
     parameters.n_threads = parameters.n_threads_batch = threads
     parameters.no_perf = True
-    with native.log.capture() as captured:
-        context = native.api.llama_init_from_model(weights.handle, parameters)
-    if not context:
-        raise DoesNotFit(
-            f"Memory for texts of {plan.context_tokens} tokens could not be allocated: "
-            f"{captured.reason()}",
-            hint="Try shorter texts (--ctx).",
-        )
-    return int(context), captured.buffers
+    subject = f"Memory for texts of {plan.context_tokens} tokens"
+    return new_context(weights, parameters, subject, hint="Try shorter texts (--ctx).")
 
 
 def _step_groups(lengths: Sequence[int], limit: int) -> Iterator[tuple[int, ...]]:

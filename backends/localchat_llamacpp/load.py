@@ -1,9 +1,10 @@
 """Loads weights and context by a plan, warms them up, and creates the runner."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from localchat.backend_api.interface import (
     Capabilities,
@@ -99,6 +100,7 @@ def load_runner(
     """Load the weights, create the context, and warm up. Releases everything on failure.
 
     media: reads attachments from then on.
+
     Raises ModelInvalid, DoesNotFit, EngineClosed, each with the library's own reason.
     """
     # Any other number of a type ends the process in native code.
@@ -114,95 +116,88 @@ def load_runner(
         progress=progress,
         head=_uses_head(request),
     )
-    try:
-        runner = _with_context(weights, target, request, progress, notify, media)
-    except BaseException:
-        weights.close()
-        raise
+    with ExitStack() as on_failure:
+        on_failure.callback(weights.close)
+        runner = _runner(weights, target, request, progress, notify, media, on_failure)
+        on_failure.pop_all()
     if media is not None:
         on_gpu = request.plan.gpu_layers != 0
         media.attach(weights.handle, threads=target.threads, use_gpu=on_gpu)
     return runner
 
 
-def _with_context(
+def _runner(
     weights: Weights,
     target: Target,
     request: LoadRequest,
     progress: Progress,
     notify: Callable[[str], None],
     media: MediaEncoder | None,
+    on_failure: ExitStack,
 ) -> LlamaCppRunner:
-    plan = request.plan
+    """Create the context, the adapters and the drafter, and warm up. on_failure: releases what is created."""
     api = library().api
+    model = weights.handle
+    spec = _context_spec(model, target, request)
+    context, buffers = open_context(weights, spec)
+    on_failure.callback(api.llama_free, context)
+    if not api.llama_get_memory(context):
+        raise ModelInvalid(
+            "This is an embedding model: it has no KV cache and cannot generate text."
+        )
+    files = [target.total_bytes]
+    adapters = None
+    if target.adapters:
+        adapters = LoadedAdapters(model, target.adapters)
+        buffers = [*buffers, *adapters.buffers]
+        files += [adapter.header.file_bytes for adapter in target.adapters]
+        # The warm-up then also allocates what a step with adapters needs.
+        adapters.apply(context, tuple(1.0 for _ in target.adapters))
+    vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)))
+    batch = Batch(spec.step_tokens, spec.slots + 1)
+    step = min(spec.step_tokens, request.plan.context_tokens - 8)
+    can_truncate = _warm_up(context, batch, spec.slots, vocab_size, step)
+    drafter: LlamaDrafter | None = None
+    if request.options.draft is not None:
+        drafter = load_drafter(model, request, target.threads, progress)
+        files.append(Path(request.options.draft).stat().st_size)
+    elif _uses_head(request):
+        drafter = _open_head(weights, request, target.threads, notify)
+    used = [*weights.buffers, *buffers]
+    if drafter is not None:
+        on_failure.callback(drafter.close)
+        used += drafter.buffers
+    drafts = drafter is not None
+    return LlamaCppRunner(
+        weights,
+        context,
+        _capabilities(model, spec, can_truncate, target, buffers, request, drafts=drafts),
+        spec=spec,
+        batch=batch,
+        vocab_size=vocab_size,
+        report=report(used, sum(files)),
+        drafter=drafter,
+        on_gpu=request.plan.gpu_layers != 0,
+        mrope=uses_mrope(model),
+        media=media,
+        adapters=adapters,
+    )
+
+
+def _context_spec(model: int, target: Target, request: LoadRequest) -> ContextSpec:
+    """Return the parameters of the context that the plan describes."""
+    plan = request.plan
     room = max(plan.kv_tokens, plan.context_tokens)
-    cells = context_cells(room)
-    spare = 0
-    if _is_stateful(weights.handle):
-        spare = SPARE_STATES
-    spec = ContextSpec(
+    spare = SPARE_STATES if _is_stateful(model) else 0
+    return ContextSpec(
         context_tokens=room,
         slots=min(request.options.max_slots + spare, _MAX_SLOTS),
-        step_tokens=min(plan.max_step_tokens, cells),
+        step_tokens=min(plan.max_step_tokens, context_cells(room)),
         kv_type=plan.kv_type,
         flash_attention=plan.flash_attention,
         threads=target.threads,
         window_only=plan.window_only,
     )
-    context, buffers = open_context(weights, spec)
-    drafter: LlamaDrafter | None = None
-    adapters = None
-    try:
-        if not api.llama_get_memory(context):
-            raise ModelInvalid(
-                "This is an embedding model: it has no KV cache and cannot generate text."
-            )
-        if target.adapters:
-            adapters = LoadedAdapters(weights.handle, target.adapters)
-            buffers = [*buffers, *adapters.buffers]
-            # The warm-up then also allocates what a step with adapters needs.
-            adapters.apply(context, tuple(1.0 for _ in target.adapters))
-        vocab_size = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(weights.handle)))
-        batch = Batch(spec.step_tokens, spec.slots + 1)
-        step = min(spec.step_tokens, plan.context_tokens - 8)
-        can_truncate = _warm_up(context, batch, spec.slots, vocab_size, step)
-        files = [target.total_bytes]
-        files += [adapter.header.file_bytes for adapter in target.adapters]
-        if request.options.draft is not None:
-            drafter = load_drafter(weights.handle, request, target.threads, progress)
-            files.append(Path(request.options.draft).stat().st_size)
-        elif _uses_head(request):
-            drafter = _open_head(weights, request, target.threads, notify)
-        used = [*weights.buffers, *buffers]
-        if drafter is not None:
-            used += drafter.buffers
-        return LlamaCppRunner(
-            weights,
-            context,
-            _capabilities(
-                weights.handle,
-                spec,
-                can_truncate,
-                target,
-                buffers,
-                request,
-                drafts=drafter is not None,
-            ),
-            spec=spec,
-            batch=batch,
-            vocab_size=vocab_size,
-            report=report(used, sum(files)),
-            drafter=drafter,
-            on_gpu=plan.gpu_layers != 0,
-            mrope=uses_mrope(weights.handle),
-            media=media,
-            adapters=adapters,
-        )
-    except BaseException:
-        if drafter is not None:
-            drafter.close()
-        api.llama_free(context)
-        raise
 
 
 def _uses_head(request: LoadRequest) -> bool:
@@ -267,25 +262,9 @@ def _capabilities(
     *,
     drafts: bool,
 ) -> Capabilities:
-    api: Any = library().api
-    stateful = _is_stateful(model)
-    window = int(api.llama_model_n_swa(model))
-    rewind: Literal["any", "last_n", "checkpoint"] = "any"
-    limits: tuple[str, ...] = ()
-    if stateful or not can_truncate:
-        rewind = "checkpoint"
-        limits = (_NO_REWIND,)
-    elif window > 0:
-        # With room, the cache also stores the cells before the window. A saved state omits them, and a full
-        # cache may overwrite them.
-        sentence = _WINDOW if spec.window_only else _WINDOW_SAVED
-        rewind = "last_n"
-        limits = (sentence.format(window),)
+    rewind, window, limits = _rewinding(model, spec, can_truncate=can_truncate)
     alone = target.architecture in _SINGLE_TEXT
     on_gpu = request.plan.gpu_layers != 0
-    row_cost = _CPU_ROW_COST
-    if on_gpu:
-        row_cost = _GPU_ROW_COST
     cells = context_cells(spec.context_tokens)
     return Capabilities(
         context_tokens=request.plan.context_tokens,
@@ -297,7 +276,7 @@ def _capabilities(
         # The drafter and the model compute one after the other.
         depth=2 if on_gpu and rewind == "any" and not drafts else 1,
         rewind=rewind,
-        rewind_tokens=window if rewind == "last_n" else 0,
+        rewind_tokens=window,
         bytes_per_token=_size(buffers, "KV") // cells,
         state_bytes=_size(buffers, "RS") // (spec.slots + 1),
         exports="range" if rewind == "any" else "whole",
@@ -306,12 +285,34 @@ def _capabilities(
         kv_type=spec.kv_type,
         kv_types=target.kv_types,
         seeds_run_alone=not on_gpu,
-        row_cost=row_cost,
+        row_cost=_GPU_ROW_COST if on_gpu else _CPU_ROW_COST,
         moves_rows=rewind == "any",
         step_target_s=0.1 if on_gpu else 0.25,
         widths=_widths(model, spec, request),
         limits=(*limits, _ALONE) if alone else limits,
     )
+
+
+class _Rewinding(NamedTuple):
+    """How far a slot can be truncated."""
+
+    rewind: Literal["any", "last_n", "checkpoint"]
+    window_tokens: int = 0
+    """Tokens of the window, if it limits truncation."""
+    limits: tuple[str, ...] = ()
+    """Sentences about it for the user."""
+
+
+def _rewinding(model: int, spec: ContextSpec, *, can_truncate: bool) -> _Rewinding:
+    if _is_stateful(model) or not can_truncate:
+        return _Rewinding("checkpoint", limits=(_NO_REWIND,))
+    window = int(library().api.llama_model_n_swa(model))
+    if window <= 0:
+        return _Rewinding("any")
+    # With room, the cache also stores the cells before the window. A saved state omits them, and a full cache
+    # may overwrite them.
+    sentence = _WINDOW if spec.window_only else _WINDOW_SAVED
+    return _Rewinding("last_n", window, (sentence.format(window),))
 
 
 def _widths(model: int, spec: ContextSpec, request: LoadRequest) -> Widths:

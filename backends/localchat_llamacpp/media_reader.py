@@ -132,7 +132,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Attachment:
-    """An attachment as it came."""
+    """An attachment as the user sent it."""
 
     kind: str
     data: bytes
@@ -192,7 +192,7 @@ class MediaEncoder:
         """Names everything that the embeddings of given data depend on."""
 
     def attach(self, model: int, *, threads: int, use_gpu: bool) -> None:
-        """Give the weights of the language model, which outlive this reader.
+        """Set the weights of the language model, which outlive this reader.
 
         threads: those of the encoder. use_gpu: whether it computes on the library's GPU.
         """

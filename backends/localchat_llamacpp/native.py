@@ -1,6 +1,6 @@
 """Loads the native library once, and captures its log.
 
-Its functions are untyped (`Any`); everything that calls them stands in this package.
+Its functions are untyped (`Any`), and only this package calls them.
 """
 
 import re
@@ -59,7 +59,7 @@ class NativeLog:
                 watcher(self._level, line)
 
     def capture(self) -> "LogCapture":
-        """Collect buffers and warnings from here on; use as a context manager."""
+        """Return a context manager that collects buffers and warnings."""
         return LogCapture(self._watchers)
 
     def tail(self) -> str:

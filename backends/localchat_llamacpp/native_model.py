@@ -17,8 +17,8 @@ from localchat_llamacpp.plan.buffers import Steps, context_cells, tensor_split
 
 _MTP_CONTEXT = 1
 """LLAMA_CONTEXT_TYPE_MTP: the context runs the model's prediction head."""
-_FLASH_AUTO = -1
-_FLASH_OFF = 0
+FLASH_AUTO = -1
+FLASH_OFF = 0
 _NO_DEVICES = ctypes.cast((ctypes.c_void_p * 1)(None), ctypes.c_void_p)
 """An empty list of devices.
 
@@ -188,19 +188,32 @@ def open_context(
     parameters.kv_unified = True
     parameters.swa_full = not spec.window_only
     parameters.type_k = parameters.type_v = TYPE_CODES[spec.kv_type.upper()]
-    parameters.flash_attn_type = _FLASH_AUTO if spec.flash_attention else _FLASH_OFF
+    parameters.flash_attn_type = FLASH_AUTO if spec.flash_attention else FLASH_OFF
     parameters.n_threads = parameters.n_threads_batch = spec.threads
     parameters.no_perf = True
     if head:
         parameters.ctx_type = _MTP_CONTEXT
+    return new_context(
+        weights,
+        parameters,
+        f"A context of {spec.context_tokens} tokens ({spec.kv_type} KV)",
+        hint="Try a shorter context (--ctx) or a smaller KV type (--kv-type q8_0).",
+    )
+
+
+def new_context(
+    weights: Weights,
+    parameters: Any,  # noqa: ANN401 - a struct of ctypes
+    subject: str,
+    *,
+    hint: str,
+) -> tuple[int, list[Buffer]]:
+    """Create a native context, and return it with its buffers. Raises DoesNotFit about the subject."""
+    native = library()
     with native.log.capture() as captured:
         context = native.api.llama_init_from_model(weights.handle, parameters)
     if not context:
-        raise DoesNotFit(
-            f"A context of {spec.context_tokens} tokens ({spec.kv_type} KV) could not be allocated: "
-            f"{captured.reason()}",
-            hint="Try a shorter context (--ctx) or a smaller KV type (--kv-type q8_0).",
-        )
+        raise DoesNotFit(f"{subject} could not be allocated: {captured.reason()}", hint=hint)
     return int(context), captured.buffers
 
 

@@ -1,9 +1,9 @@
 """Memory operations on llama.cpp's unified KV cache, whose sequence ids are the slots.
 
-Measured facts that shape this file: copying a sequence within the unified cache is metadata only; it does not
-clear the target; removing a tail is exact for a plain cache, does nothing for recurrent models, and for a
-sliding window returns True even where the window is gone. Where sliding-window layers keep only their window,
-a cell that two sequences hold is never written over, also when both windows have moved on.
+llama.cpp behaves as follows, which was measured. Copying a sequence within the unified cache changes metadata
+only, and does not clear the target. Removing a tail is exact for a plain cache and does nothing for recurrent
+models. For a sliding window it returns True even if the window is gone. If sliding-window layers store only
+their window, a cell that two sequences hold is never overwritten, even after both windows have moved on.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _WINDOW_LAYERS = 1
 
 class _SavedState(NamedTuple):
     ranges: tuple[StateRange, ...]
-    """From position 0 on; a state of this process is one range."""
+    """Ranges from position 0 on. A state of this process is one range."""
     tokens: int
 
     @property
@@ -53,9 +53,11 @@ class Slots:
         window_tokens: int = 0,
         mrope: bool = False,
     ) -> None:
-        """count: slots 0..count-1. can_truncate: True if a slot's tail can be removed. window_tokens: tokens of
-        each slot that sliding-window layers cache; 0: all. mrope: True if the tokens of a picture share
-        positions."""
+        """count: slots 0..count-1. can_truncate: True if a slot's tail can be removed.
+
+        window_tokens: tokens of each slot that sliding-window layers cache. 0 means all. mrope: True if the
+        tokens of a picture share positions.
+        """
         self._api: Any = library().api
         self._context = context
         self._memory = self._api.llama_get_memory(context)
@@ -69,7 +71,7 @@ class Slots:
         self.shared_positions: list[PositionTable] = [NO_TABLE] * count
         """Positions of each slot whose tokens share them."""
         self.lost: set[int] = set()
-        """Slots that no room was found for: they are empty until they are filled or dropped."""
+        """Slots that could not be filled. They are empty until they are filled or dropped."""
 
     @property
     def saved_bytes(self) -> int:
@@ -82,8 +84,11 @@ class Slots:
         return sum(self.lengths)
 
     def apply(self, operation: MemoryOp, *, behind_short: bool = False) -> bool:
-        """Execute one operation. False: no room in the cache, so that its slot is lost (a `Restore` or an
-        `Alias`). `behind_short`: it was planned before it was known that the step before came back short."""
+        """Execute one operation. Return False if the cache had no room, which loses the slot.
+
+        Only `Restore` and `Alias` need room. behind_short: the operation was planned before the previous step
+        returned fewer tokens than planned.
+        """
         match operation:
             case Alias(src, dst, tokens):
                 return self._alias(src, dst, tokens) or self._lose(dst)
@@ -141,7 +146,7 @@ class Slots:
         return self.lengths[slot]
 
     def earliest(self, slot: int) -> int:
-        """Lowest position that the slot still holds; 0 for an empty one."""
+        """Return the lowest position that the slot still holds, 0 for an empty slot."""
         position = max(0, int(self._api.llama_memory_seq_pos_min(self._memory, slot)))
         return self.shared_positions[slot].token(position)
 
