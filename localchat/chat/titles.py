@@ -30,13 +30,16 @@ def _labels(question: Node) -> str:
 
 
 def _typed_text(question: Node) -> str:
+    """Return the text without what it includes. A file inside a sentence is replaced by its name."""
     text = question.message.content
     position = 0
-    parts = []
+    typed = ""
     for item in sorted(question.inclusions, key=lambda item: item.start):
-        parts.append(text[position : item.start])
+        typed += text[position : item.start]
+        if item.path and typed.strip():
+            typed += item.label
         position = max(position, item.end)
-    return "".join((*parts, text[position:]))
+    return typed + text[position:]
 
 
 def title_of(question: str) -> str:

@@ -19,8 +19,11 @@ def test_a_title_is_the_question_and_not_the_file_before_it() -> None:
         "What is it about?"
     )
     text = f"Compare {file} and {file}"
-    both = (Inclusion("a", 8, 8 + len(file)), Inclusion("b", 13 + len(file), len(text)))
-    assert titled(text, *both) == "Compare and"
+    first, second = (8, 8 + len(file)), (13 + len(file), len(text))
+    pasted = Inclusion("7 lines", *first), Inclusion("9 lines", *second)
+    assert titled(text, *pasted) == "Compare and"
+    files = Inclusion("a.md", *first, path="x/a.md"), Inclusion("b.md", *second, path="x/b.md")
+    assert titled(text, *files) == "Compare a.md and b.md"
 
 
 def test_a_file_alone_gives_its_name() -> None:
