@@ -14,6 +14,8 @@ _SLOW = 2.0
 """A step is slow at this many times the best, in proportion to the threads."""
 _WINDOW = 16
 """Steps examined before the threads are changed. Three in four must be slow to give up one."""
+_MIN_SLOW_S = 1.0
+"""Time of slow steps after which a thread is given up. A screen that draws a dialog takes a core for less."""
 _MAX_ROWS = 8
 """Widest step to compare. Wider steps are prompts, whose times vary too much."""
 _TRIAL_SLOWER = 1.15
@@ -41,6 +43,8 @@ class ThreadWatch:
         """Shortest step of each kind with any number of threads."""
         self._recent: deque[float] = deque(maxlen=_WINDOW)
         """Times of the last steps, as multiples of the best."""
+        self._slow_s = 0.0
+        """Time of the slow steps so far. 0: most steps are not slow."""
         self._usual = 0.0
         """Median of them with the threads before a trial. 0: there is no trial."""
         self._pause_s = _MIN_PAUSE_S
@@ -66,7 +70,7 @@ class ThreadWatch:
         if self._usual:
             self._judge_trial(now_s)
         elif len(self._recent) == _WINDOW:
-            if self.threads > 1 and self._is_slow():
+            if self.threads > 1 and self._is_slow(elapsed_s):
                 return self._reduce(now_s)
             waited_s = now_s - self._changed_s
             is_due = self._computed_s > self._pause_s or waited_s > _MAX_PAUSE_S
@@ -75,10 +79,21 @@ class ThreadWatch:
                 self._change(1, now_s)
         return self._recovered(now_s)
 
-    def _is_slow(self) -> bool:
-        """Return whether most steps are slow. Fewer threads may take longer in proportion."""
+    def _is_slow(self, elapsed_s: float) -> bool:
+        """Return whether most steps have been slow for long enough, the last one included.
+
+        Fewer threads may take longer in proportion."""
         limit = _SLOW * self.most / self.threads
-        return sum(times > limit for times in self._recent) * 4 >= _WINDOW * 3
+        slow = sum(times > limit for times in self._recent)
+        if slow * 4 < _WINDOW * 3:
+            self._slow_s = 0.0
+            return False
+        steps = 1
+        if not self._slow_s:
+            # The slow steps before this one took about as long.
+            steps = slow
+        self._slow_s += steps * elapsed_s
+        return self._slow_s >= _MIN_SLOW_S
 
     def _judge_trial(self, now_s: float) -> None:
         """End the trial of another thread, once enough steps have shown its effect."""
@@ -119,4 +134,5 @@ class ThreadWatch:
         self.threads += difference
         self._changed_s = now_s
         self._computed_s = 0.0
+        self._slow_s = 0.0
         self._recent.clear()

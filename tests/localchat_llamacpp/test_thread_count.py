@@ -42,6 +42,14 @@ def test_a_few_slow_steps_change_nothing() -> None:
         assert clock.steps(20, 0.04) == []
 
 
+def test_a_moment_without_a_core_changes_nothing_for_a_fast_model() -> None:
+    clock = _Clock(ThreadWatch(2))
+    clock.steps(50, 0.007)
+    assert clock.steps(40, 0.02) == []
+    assert clock.steps(50, 0.007) == []
+    assert [c.threads for c in clock.steps(55, 0.02)] == [1]
+
+
 def test_slow_steps_for_a_while_give_one_thread_up_and_say_so() -> None:
     clock = _Clock(ThreadWatch(4))
     clock.steps(50, 0.04)
