@@ -51,6 +51,8 @@ class ThreadWatch:
         self._changed_s = 0.0
         self._computed_s = 0.0
         """Time of steps since the threads were changed."""
+        self._slow_times = 0.0
+        """Steps as a multiple of the best when a thread was last given up."""
         self._reported_times = 0.0
         self._whole_since_s: float | None = None
 
@@ -68,10 +70,11 @@ class ThreadWatch:
         self._recent.append(elapsed_s / best_s)
         self._computed_s += elapsed_s
         if self._usual:
-            self._judge_trial(now_s)
-        elif len(self._recent) == _WINDOW:
+            return self._judge_trial(now_s) or self._recovered(now_s)
+        if len(self._recent) == _WINDOW:
             if self.threads > 1 and self._is_slow(elapsed_s):
-                return self._reduce(now_s)
+                self._reduce(now_s)
+                return ""
             waited_s = now_s - self._changed_s
             is_due = self._computed_s > self._pause_s or waited_s > _MAX_PAUSE_S
             if self.threads < self.most and is_due:
@@ -95,8 +98,11 @@ class ThreadWatch:
         self._slow_s += steps * elapsed_s
         return self._slow_s >= _MIN_SLOW_S
 
-    def _judge_trial(self, now_s: float) -> None:
-        """End the trial of another thread, once enough steps have shown its effect."""
+    def _judge_trial(self, now_s: float) -> str:
+        """End the trial of another thread, once enough steps have shown its effect.
+
+        Return a sentence if it failed: the cores are busy for longer than a moment.
+        """
         seen = len(self._recent)
         limit = _TRIAL_SLOWER * self._usual
         if seen == _WINDOW and statistics.median(self._recent) <= limit:
@@ -106,13 +112,17 @@ class ThreadWatch:
             self._pause_s = max(_TRIAL_PAUSE * self._computed_s, _MIN_PAUSE_S)
             self._usual = 0.0
             self._change(-1, now_s)
+            return self._report()
+        return ""
 
-    def _reduce(self, now_s: float) -> str:
-        times = statistics.median(self._recent) * self.threads / self.most
+    def _reduce(self, now_s: float) -> None:
+        self._slow_times = statistics.median(self._recent) * self.threads / self.most
         self._change(-1, now_s)
-        if times < _WORSE * self._reported_times:
+
+    def _report(self) -> str:
+        if self._slow_times < _WORSE * self._reported_times:
             return ""
-        self._reported_times = times
+        self._reported_times = self._slow_times
         return (
             "Slower than usual: other programs are using the CPU. "
             f"Computing with {counted(self.threads, 'thread')} now."
