@@ -14,7 +14,7 @@ _SLOW = 2.0
 """A step is slow at this many times the best, in proportion to the threads."""
 _WINDOW = 16
 """Steps examined before the threads are changed. Three in four must be slow to give up one."""
-_MIN_SLOW_S = 1.0
+_MIN_SLOW_S = 0.4
 """Time of slow steps after which a thread is given up. A screen that draws a dialog takes a core for less."""
 _MAX_ROWS = 8
 """Widest step to compare. Wider steps are prompts, whose times vary too much."""
