@@ -1,5 +1,6 @@
 """Anthropic's Messages API over a real socket: what it refuses, in which words."""
 
+import logging
 import re
 from typing import Any
 
@@ -14,7 +15,7 @@ from localchat.errors import (
     TemplateError,
 )
 from localchat.server.config import ServerConfig, ServerLimits
-from tests.support.http_server import Stage, StageEngine, ask, message, serving
+from tests.support.http_server import Stage, StageEngine, ask, message, serving, settled
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
@@ -71,6 +72,14 @@ def test_a_bad_request_is_refused_by_its_field(stage: Stage, fields: Any, said: 
     assert (reply.status, reply.anthropic_error["type"]) == (400, "invalid_request_error")
     assert said in reply.anthropic_error["message"]
     assert len(stage.engine.requests) == before
+
+
+def test_the_access_log_names_the_content_that_a_message_lacks(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "localchat.server"):
+        message(stage, messages=[{"role": "user"}])
+        assert settled(lambda: " param=messages.0.content" in caplog.text)
 
 
 @pytest.mark.parametrize(
