@@ -188,7 +188,9 @@ def _context_spec(model: int, target: Target, request: LoadRequest) -> ContextSp
     """Return the parameters of the context that the plan describes."""
     plan = request.plan
     room = max(plan.kv_tokens, plan.context_tokens)
-    spare = SPARE_STATES if _is_stateful(model) else 0
+    spare = 0
+    if _is_stateful(model):
+        spare = SPARE_STATES
     return ContextSpec(
         context_tokens=room,
         slots=min(request.options.max_slots + spare, _MAX_SLOTS),
@@ -265,6 +267,9 @@ def _capabilities(
     rewind, window, limits = _rewinding(model, spec, can_truncate=can_truncate)
     alone = target.architecture in _SINGLE_TEXT
     on_gpu = request.plan.gpu_layers != 0
+    row_cost = _CPU_ROW_COST
+    if on_gpu:
+        row_cost = _GPU_ROW_COST
     cells = context_cells(spec.context_tokens)
     return Capabilities(
         context_tokens=request.plan.context_tokens,
@@ -285,7 +290,7 @@ def _capabilities(
         kv_type=spec.kv_type,
         kv_types=target.kv_types,
         seeds_run_alone=not on_gpu,
-        row_cost=_GPU_ROW_COST if on_gpu else _CPU_ROW_COST,
+        row_cost=row_cost,
         moves_rows=rewind == "any",
         step_target_s=0.1 if on_gpu else 0.25,
         widths=_widths(model, spec, request),

@@ -544,14 +544,15 @@ class Scheduler:
         if request_state.cuts is not None and sequence.in_prompt:
             return min(width, request_state.cuts.end(start) - start)
         chunk = self._exact_chunk - start % self._exact_chunk
-        missing = request_state.prompt_tokens - start
+        prompt_left = request_state.prompt_tokens - start
         if not takes_chunk:
             return min(width, chunk)
-        if missing > 0 and start >= self._last_exact_chunk(request_state.prompt_tokens):
-            return missing
+        if prompt_left > 0 and start >= self._last_exact_chunk(request_state.prompt_tokens):
+            return prompt_left
         if chunk == self._exact_chunk:
-            widths = self._can.exact_widths
-            chunk = max((width for width in widths if width <= missing), default=chunk)
+            chunk = max(
+                (width for width in self._can.exact_widths if width <= prompt_left), default=chunk
+            )
         return min(width, chunk)
 
     def _last_exact_chunk(self, prompt_tokens: int) -> int:
