@@ -57,10 +57,8 @@ class ChatApp(App[int]):
     """Chat app with a new or resumed conversation."""
 
     TITLE = "localchat"
-    CSS_PATH: ClassVar = [
-        "app.tcss",
-        "screens/chat.tcss",
-    ]  # Textual loads no sheet of a default screen
+    # Textual does not load the style sheet of the default screen.
+    CSS_PATH: ClassVar = ["app.tcss", "screens/chat.tcss"]
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("app")]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle")]  # noqa: RUF012 - textual's own form; for dialogs
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (16, "-high")]  # noqa: RUF012 - the same

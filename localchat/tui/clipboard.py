@@ -25,7 +25,7 @@ _TIMEOUT_S: Final = 2.0
 
 
 def osc_52(text: str) -> str:
-    """The escape sequence that puts `text` into the terminal's clipboard."""
+    """Return the escape sequence that puts `text` into the terminal's clipboard."""
     encoded = base64.b64encode(text.encode("utf-8", "replace")).decode("ascii")
     return f"\x1b]52;c;{encoded}\x1b\\"
 

@@ -31,7 +31,7 @@ class FooterState(NamedTuple):
 
 
 def footer_keys(state: FooterState, table: Mapping[str, str]) -> tuple[FooterKey, ...]:
-    """The keys, most useful first; at most what a wide window shows. `table`: the keymap of the settings."""
+    """Return the keys that a wide window shows, most useful first. `table`: the keymap of the settings."""
 
     def key(id_: str, label: str, rank: int = 0) -> FooterKey:
         shown = key_names(id_, table).partition(", ")[0]

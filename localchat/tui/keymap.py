@@ -1,5 +1,4 @@
-"""Registry of all keys: the source of bindings and help. Validates the `[keys]` table of the
-settings."""
+"""Registry of all keys: the source of bindings and help. Validates the `[keys]` table of the settings."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple

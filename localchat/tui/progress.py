@@ -8,7 +8,7 @@ from localchat.session.progress import progress_words
 
 PROGRESS_ID: Final = "progress"
 _SHOWN_AFTER_S: Final = 0.4
-"""Shorter waits show nothing: a row that comes and goes at once is noise."""
+"""Shorter waits show nothing, because a row that disappears at once is noise."""
 
 
 def progress_block(status: EngineStatus, now_s: float) -> ProgressBlock | None:

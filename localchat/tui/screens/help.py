@@ -35,7 +35,7 @@ _ESSENTIALS: Final = (
 _CHANGE_KEYS = "Keys are changed in the settings file, under [keys], by the grey names:"
 _KEY_CELLS = 24
 _NARROW = 56
-"""Width in cells below which the explanation stands under its key, not next to it."""
+"""Width in cells below which an explanation is shown under its key instead of next to it."""
 
 
 class HelpLine(NamedTuple):
