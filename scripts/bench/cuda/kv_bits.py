@@ -215,7 +215,7 @@ class Cache(NamedTuple):
     keys: Round
     values: Round
     page: int = 1
-    """Tokens that are rounded together. Until the last one comes, they are in 16 bits."""
+    """Tokens whose keys are rounded together. Until the last one comes, those are in 16 bits."""
 
 
 def _caches() -> Iterator[Cache]:
@@ -330,11 +330,11 @@ class Qwen:
                 k = torch.cat([stored[number][0], k], 1)
                 v = torch.cat([stored[number][1], v], 1)
                 stored[number] = k, v
-                attended = attention(q, k, v, k, v, 1, past)
+                attended = attention(q, k, v, k, 1, past)
             else:
                 rounded = cache.keys(k), cache.values(v)
                 stored.append(rounded)
-                attended = attention(q, *rounded, sixteen(k), sixteen(v), cache.page, 0)
+                attended = attention(q, *rounded, sixteen(k), cache.page, 0)
             x = x + attended.transpose(0, 1).flatten(1) @ layer.output.t()
             normed = functional.rms_norm(x, x.shape[-1:], layer.feed_norm, self.config.eps)
             gate, up = (normed @ layer.gate_up.t()).chunk(2, -1)
@@ -360,11 +360,10 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     recent_k: torch.Tensor,
-    recent_v: torch.Tensor,
     page: int,
     past: int,
 ) -> torch.Tensor:
-    """Attend to k and v [kv heads, T, HEAD], but to the recent ones in a page that is not full yet."""
+    """Attend to k and v [kv heads, T, HEAD], but to recent_k in a page that is not full yet."""
     shared = len(q) // len(k)
     out = torch.zeros_like(q)
     columns = torch.arange(k.shape[1], device=q.device)
@@ -380,10 +379,7 @@ def attention(
             if page > 1:
                 logits = torch.where(is_recent, q[head, part] @ recent_k[group].t(), logits)
             weights = (logits / math.sqrt(HEAD)).masked_fill_(hidden, -torch.inf).softmax(-1)
-            if page > 1:
-                out[head, part] = weights.masked_fill(~is_recent, 0) @ recent_v[group]
-                weights = weights.masked_fill(is_recent, 0)
-            out[head, part] += weights @ v[group]
+            out[head, part] = weights @ v[group]
     return out
 
 
@@ -404,7 +400,8 @@ def divergence(
     each = torch.cat(kl)
     agreement = 100 * torch.cat(same).float().mean()
     return (
-        f"KL {each.mean():.5f}, p99 {each.quantile(0.99):.4f}, same first token {agreement:.2f} %"
+        f"KL {each.mean():.5f}, median {each.median():.5f}, p99 {each.quantile(0.99):.4f}, "
+        f"same first token {agreement:.2f} %"
     )
 
 
