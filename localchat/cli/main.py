@@ -123,6 +123,12 @@ def _status(args: Sequence[str], app: AppContext) -> int:
         if isinstance(problem, OSError) and problem.errno == errno.ENAMETOOLONG:
             _print_error(f"a name is too long for a file: {problem.filename!s:.80}…", "")
             return ExitCode.USAGE
+        if isinstance(problem, UnicodeEncodeError) and problem.encoding == "utf-8":
+            _print_error(
+                f"a file or folder whose name is not UTF-8 cannot be used here: {problem.object:.80}",
+                "rename it",
+            )
+            return ExitCode.USAGE
         if isinstance(problem, FileNotFoundError) and problem.filename is None:
             _print_error("the current folder was deleted", "change to another one: cd")
             return ExitCode.USAGE

@@ -172,7 +172,15 @@ def _change(path: Path, sections: tuple[str, ...], values: Mapping[str, object])
         target.parent.mkdir(parents=True, exist_ok=True)
         # Two processes must not lose each other's changes.
         with FileLock(target.with_suffix(".lock")):
-            write_text(path, _changed(path, sections, values))
+            text = _changed(path, sections, values)
+            try:
+                text.encode()
+            except UnicodeEncodeError as problem:
+                # Every later command would reject the file.
+                raise UsageError(
+                    "the settings file is UTF-8, and the new value is not"
+                ) from problem
+            write_text(path, text)
 
 
 def _changed(path: Path, sections: tuple[str, ...], values: Mapping[str, object]) -> str:

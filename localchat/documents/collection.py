@@ -277,6 +277,8 @@ class Collection:
                     stat = (root / name).stat()
                 except OSError:
                     continue
+                # SQLite stores only UTF-8. `_read_file` reports that the file is skipped.
+                name = os.fsencode(name).decode(errors="backslashreplace")
                 files.append(_SourceFile(source, name, stat.st_mtime_ns, stat.st_size))
         keys.update((file.source, file.path) for file in files)
         return files, keys
@@ -291,7 +293,10 @@ class Collection:
                     return self._store_trouble(file, stored, f"is {binary_kind(path.name, head)}")
                 data = head + stream.read(MAX_FILE_BYTES + 1 - len(head))
         except OSError as problem:
-            return self._store_trouble(file, stored, f"cannot be read: {problem.strerror}")
+            reason = f"cannot be read: {problem.strerror}"
+            if isinstance(problem, FileNotFoundError) and "\\x" in file.path:
+                reason = "has a name that is not UTF-8"
+            return self._store_trouble(file, stored, reason)
         return self._store(file, path.name, data, stored)
 
     def _store(

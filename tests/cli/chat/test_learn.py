@@ -96,6 +96,22 @@ def test_files_that_cannot_be_read_are_counted_with_the_reason(call: Call, folde
     assert "3 (has no text" in learned.err
 
 
+def test_a_folder_with_names_that_are_not_utf8_is_learned_without_them(
+    call: Call, tmp_path: Path
+) -> None:
+    for name in (b"lease\xff.txt", b"lease\xfe.txt", b"rent.txt"):
+        (tmp_path / os.fsdecode(name)).write_text("The lease ends in May.")
+    for _ in range(2):
+        learned = call((), "learn", tmp_path, "--name", "lease")
+        assert learned.code == 0
+        assert "skipped 2 files, each of which has a name that is not UTF-8" in learned.err
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    refused = call((), "learn", folder, "--name", "other")
+    assert refused.code == 2
+    assert "whose name is not UTF-8 cannot be used here" in refused.err
+
+
 def test_one_unreadable_file_is_named_with_the_reason(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(pdf(""))

@@ -352,6 +352,13 @@ def test_import_gives_a_file_a_name_and_leaves_it_in_place(
     assert not models_dir.exists() or not any(models_dir.iterdir())
 
 
+def test_import_refuses_a_path_that_is_not_utf8(verb: Verb, tmp_path: Path) -> None:
+    code, _, err = verb("import", gguf(tmp_path / os.fsdecode(b"m\xff.gguf")), "mine")
+    assert code == 2
+    assert "whose name is not UTF-8 cannot be used here" in err
+    assert "mine" not in rows(verb)
+
+
 def test_import_takes_all_parts_of_a_split_model(call: Call, verb: Verb, tmp_path: Path) -> None:
     parts = write_split(tmp_path, "big", 3)
     assert verb("import", parts[1], "mine").code == 0

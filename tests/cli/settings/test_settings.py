@@ -273,6 +273,19 @@ def test_config_set_reports_a_name_that_leads_nowhere_and_writes_it(
     assert told in err
 
 
+def test_config_set_refuses_a_value_after_which_no_command_would_start(
+    call: Call, file: Path
+) -> None:
+    nothing = SCENARIOS["hello"]
+    assert call(nothing, "config", "set", "seed", "1", named=False).code == 0
+    before = file.read_bytes()
+    for key in ("model", "root"):
+        name = os.fsdecode(b"m\xff")
+        code, _, err = call(nothing, "config", "set", key, name, named=False)
+        assert (code, "the settings file is UTF-8" in err) == (2, True)
+    assert file.read_bytes() == before
+
+
 def test_config_claims_no_sampling_for_a_model_that_it_does_not_know(call: Call) -> None:
     nothing = SCENARIOS["hello"]
     unknown = "(the model maker's value, or 0.95)"
