@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from localchat.chat.conversation import AnswerMetrics, Conversation, Node
-from localchat.chat.overflow import Count
 from localchat.chat.prompt_messages import (
     SUMMARY_ROLE,
+    Count,
     as_sent,
     exchanges,
     sent_nodes,
@@ -44,7 +44,7 @@ class Compaction:
     Send `request()` to an engine and pass the answer to `take` until `request()` is None. Then `finish` puts
     the summary into the conversation. Nothing changes before that. The last question is kept, with up to two
     exchanges before it if they need less than half of the context. Raises UsageError if there is nothing to
-    summarize, ContextExceeded if no chunk fits the context.
+    summarize, ContextExceeded if the context is too short for a summary.
     """
 
     def __init__(self, conversation: Conversation, count: Count, context_tokens: int) -> None:
@@ -77,6 +77,12 @@ class Compaction:
         """Completed share of the current request."""
         self._prompt_tokens = 0
         self._done_event: Done | None = None
+        if not self._fits(len(self._text)):
+            new_summary_tokens = self.summary_tokens
+            if self._summary:
+                new_summary_tokens = 0
+            # The request after the first chunk includes the summary so far.
+            self._certain_length(new_summary_tokens)
 
     @property
     def progress(self) -> float:
@@ -167,7 +173,15 @@ class Compaction:
         """Return how many characters to read next. Bisects for the longest chunk that fits."""
         start = self._done
         unread = len(self._text) - self._done
-        base = self._count(self._messages(start))
+        if self._fits(len(self._text)):
+            return unread
+        step = self._certain_length()
+        longest = largest(lambda length: self._fits(start + length), unread, step)
+        return max(longest, min(step, unread))
+
+    def _certain_length(self, summary_tokens: int = 0) -> int:
+        """Return how many characters certainly fit beside a summary. Raises ContextExceeded."""
+        base = self._count(self._messages(self._done)) + summary_tokens
         step = (self._allowed - base) // _TOKENS_PER_CHARACTER
         if step < _MIN_CHUNK_CHARACTERS:
             raise ContextExceeded(
@@ -176,8 +190,7 @@ class Compaction:
                 prompt_tokens=base,
                 context_tokens=self._allowed + self.summary_tokens,
             )
-        longest = largest(lambda length: self._fits(start + length), unread, step)
-        return max(longest, min(step, unread))
+        return step
 
     def _fits(self, end: int) -> bool:
         return self._count(self._messages(end)) <= self._allowed

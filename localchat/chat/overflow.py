@@ -6,22 +6,26 @@ out at once, because each time the prompt moves and misses the prefix cache.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from localchat.chat.compaction import Compaction
 from localchat.chat.conversation import Conversation, Policy
-from localchat.chat.prompt_messages import Exchange, as_sent, exchanges, left_out, sent_nodes
+from localchat.chat.prompt_messages import (
+    Count,
+    Exchange,
+    as_sent,
+    exchanges,
+    left_out,
+    sent_nodes,
+)
 from localchat.chat.prompt_steps import prompt_steps
 from localchat.engine.interface import Engine, EngineInfo
 from localchat.engine.request import Message, Messages, ReasoningChoice
 from localchat.errors import ContextExceeded, LocalchatError, UsageError
 from localchat.fit.steps import StepName
 from localchat.units import counted, tokens
-
-Count: TypeAlias = Callable[[Messages], int]
-"""Counts the tokens of a prompt. Returns more than any context for one that is too long to count."""
 
 Action: TypeAlias = Literal["leave_out_oldest", "compact", "longer_context"]
 _LOADS: Final[tuple[StepName, ...]] = ("context", "kv_type")
@@ -202,6 +206,14 @@ class LeaveOutSearch:
     def _counted(self, messages: tuple[Message, ...]) -> int:
         return self._count(Messages(messages, thinking=self._thinking))
 
+    def can_be_summarized(self, context_tokens: int) -> bool:
+        """Whether there is something to summarize, and the context has room for the request."""
+        try:
+            Compaction(self._conversation, self._count, context_tokens)
+        except (ContextExceeded, UsageError):
+            return False
+        return True
+
     def plan(self, allowed: int) -> LeaveOutPlan | None:
         """Plan to leave out as few of the oldest exchanges as `allowed` tokens permit.
 
@@ -241,7 +253,7 @@ def _choices(
         label = f"leave out the oldest {oldest} ({tokens(plan.tokens)} not sent)"
         choices.append(OverflowChoice("leave_out_oldest", label, plan.tokens))
     # Without a plan, the last question alone is too long, and a summary cannot change that.
-    if search.max_dropped and plan is not None:
+    if plan is not None and search.can_be_summarized(info.context_tokens):
         read = max(prompt_tokens - search.measured(search.max_dropped), 0)
         label = f"let the model summarize the older part (it reads {tokens(read)})"
         choices.append(OverflowChoice("compact", label, read))

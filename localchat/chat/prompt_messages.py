@@ -4,7 +4,7 @@ A summary becomes part of the first user message that is still sent, because eve
 there. Many templates reject a second system message, and some reject any.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import takewhile
 from typing import Final, TypeAlias
 
@@ -13,11 +13,14 @@ import msgspec
 from localchat.chat.conversation import Conversation, Node
 from localchat.engine.attachments import append_content, prepend_text
 from localchat.engine.repetition import without_repeats
-from localchat.engine.request import Message
+from localchat.engine.request import Message, Messages
 from localchat.errors import LocalchatError
 
 Exchange: TypeAlias = tuple[Node, ...]
 """A question with everything up to the next question."""
+
+Count: TypeAlias = Callable[[Messages], int]
+"""Counts the tokens of a prompt. Returns more than any context for one that is too long to count."""
 
 SUMMARY_ROLE: Final = "system"
 """Role of a summary's own message, which is never sent by itself."""

@@ -364,7 +364,21 @@ def test_an_empty_summary_is_refused_and_a_context_too_short_for_any_is_said() -
     with pytest.raises(UsageError, match="empty"):
         run.take(" \n")
     with pytest.raises(ContextExceeded, match="too short"):
-        Compaction(talk([10, 20, 30, 40, 50]), COUNT, 300).request()
+        Compaction(talk([10, 20, 30, 40, 50]), COUNT, 300)
+
+
+@pytest.mark.parametrize(("context", "offered"), [(300, False), (800, False), (1200, True)])
+def test_a_summary_is_offered_if_the_context_has_room_for_all_its_requests(
+    context: int, offered: bool
+) -> None:
+    conversation = talk([100] * 20)
+    info = replace(ENGINE.info(), backend="remote", context_tokens=context)
+    actions = [choice.action for choice in examine(conversation, COUNT, info).choices]
+    assert ("compact" in actions) == offered
+    if offered:
+        run = Compaction(conversation, COUNT, context)
+        while run.request() is not None:
+            run.take("s" * (run.summary_tokens - 30))
 
 
 def test_progress_counts_the_tokens_that_are_read_and_written() -> None:
