@@ -4,6 +4,7 @@ A missing, unreadable or damaged file reads as the default. State is a cache or 
 fails because of it. If the user wrote the content, use `read_strictly`.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -65,3 +66,12 @@ class StateFile(Generic[T]):
         except Timeout:
             return False
         return True
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process of this user has this id."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False  # it has ended, or the id now belongs to another user's process
+    return True

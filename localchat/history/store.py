@@ -4,6 +4,7 @@ Programs that write at the same time do not overwrite each other. Each program w
 only the fields of a conversation that it changed.
 """
 
+import os
 import shutil
 import time
 from collections.abc import Iterable
@@ -44,12 +45,15 @@ from localchat.history.tables import (
     write_node,
     write_title,
 )
+from localchat.state_file import is_running
 
 _RESTORABLE_S: Final = 30 * 24 * 3600.0
 """Time for which a deleted conversation can be restored."""
 _CONFIRMATION_S: Final = 24 * 3600.0
 """Time between the two starts that must agree before a purge. One clock may be wrong."""
 _MIN_PREFIX: Final = 4
+_NEW: Final = "new "
+"""Key of a draft without a conversation, before the id of the process. Was an empty key before."""
 _LARGE_TEXT: Final = 256 << 10
 """Characters of a message whose space is released immediately."""
 
@@ -72,6 +76,8 @@ class History:
         self._kv_folder = kv_folder
         self._writes_folder = writes_folder
         self._rows: dict[str, ConversationRow] = {}
+        self._new_draft = ""
+        """Key of the draft that the new conversation of this program took."""
 
     @classmethod
     def open(cls, path: Path | None, kv_folder: Path | None = None) -> "History":
@@ -299,9 +305,12 @@ class History:
                 store.forget(id_)
 
     def put_draft(self, conversation_id: str | None, text: str) -> None:
-        """Store unsent input. Empty text removes it. None stands for a new conversation."""
-        key = conversation_id or ""
+        """Store unsent input. Empty text removes it. None: the new conversation of this program."""
+        key = conversation_id or f"{_NEW}{os.getpid()}"
         with self._database.write() as connection:
+            if conversation_id is None:
+                connection.execute("DELETE FROM drafts WHERE conversation = ?", (self._new_draft,))
+                self._new_draft = key
             if text:
                 connection.execute(
                     "INSERT INTO drafts VALUES (?, ?, ?) ON CONFLICT (conversation) DO UPDATE "
@@ -312,9 +321,21 @@ class History:
                 connection.execute("DELETE FROM drafts WHERE conversation = ?", (key,))
 
     def draft(self, conversation_id: str | None) -> str:
-        """Return the unsent input, or an empty string."""
+        """Return the unsent input, or an empty string.
+
+        None: the newest input for a new conversation that is not in another running program.
+        """
         with self._database.read() as connection:
-            row = connection.execute(
-                "SELECT text FROM drafts WHERE conversation = ?", (conversation_id or "",)
-            ).fetchone()
-        return unpacked(row[0]) if row else ""
+            rows = connection.execute(
+                "SELECT conversation, text FROM drafts WHERE conversation = ? "
+                "OR (? AND conversation LIKE ?) ORDER BY updated_s DESC",
+                (conversation_id or "", conversation_id is None, f"{_NEW}%"),
+            ).fetchall()
+        for key, text in rows:
+            if conversation_id is None:
+                pid = int(key.removeprefix(_NEW) or os.getpid())
+                if pid != os.getpid() and is_running(pid):
+                    continue
+                self._new_draft = key
+            return unpacked(text)
+        return ""

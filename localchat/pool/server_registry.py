@@ -14,7 +14,7 @@ import msgspec
 
 from localchat import __version__
 from localchat.config.paths import Paths
-from localchat.state_file import StateFile
+from localchat.state_file import StateFile, is_running
 
 _FOLDER = "servers"
 _POLL_S = 0.05
@@ -68,7 +68,7 @@ def registered(
 
     Does not check that a server answers. alive: returns True if a process runs (for tests).
     """
-    is_alive = alive or _is_alive
+    is_alive = alive or is_running
     servers = []
     for file in sorted((paths.state_dir / _FOLDER).glob("*.json")):
         try:
@@ -92,7 +92,7 @@ def wait_for_end(paths: Paths, server: Registration, timeout_s: float) -> bool:
     """
     file = paths.state_dir / _FOLDER / f"{server.pid}.json"
     deadline_s = time.monotonic() + timeout_s
-    while file.exists() and _is_alive(server.pid):
+    while file.exists() and is_running(server.pid):
         if time.monotonic() > deadline_s:
             return False
         time.sleep(_POLL_S)
@@ -101,11 +101,3 @@ def wait_for_end(paths: Paths, server: Registration, timeout_s: float) -> bool:
 
 def _file(path: Path) -> StateFile[Registration | None]:
     return StateFile(path, Registration, None)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False  # it has ended, or the id now belongs to another user's process
-    return True

@@ -1,6 +1,8 @@
 """The file of conversations: what goes in comes out, whoever else writes."""
 
+import os
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -299,6 +301,25 @@ def test_drafts_are_kept_for_each_conversation_and_for_none(history: History) ->
     history.put_draft(None, "half a thought")
     history.put_draft("c1", "")
     assert (history.draft(None), history.draft("c1")) == ("half a thought", "")
+
+
+def test_a_draft_of_another_window_is_shown_once_that_window_is_closed(
+    history: History, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as window:
+        monkeypatch.setattr(os, "getpid", lambda: window.pid)
+        history.put_draft(None, "of a window")
+        monkeypatch.undo()
+        with History.open(path) as second:
+            assert second.draft(None) == ""
+            second.put_draft(None, "of the second window")
+            second.put_draft(None, "")
+            window.kill()
+            window.wait()
+            assert second.draft(None) == "of a window"
+            second.put_draft(None, "of a window, longer")
+            second.put_draft(None, "")
+            assert second.draft(None) == ""
 
 
 def test_the_file_is_for_its_owner_alone(history: History, path: Path) -> None:
