@@ -66,6 +66,22 @@ def test_a_draft_waits_while_a_sent_message_is_changed(tmp_path: Path) -> None:
     play(stage, what)
 
 
+def test_during_an_answer_the_banner_says_that_escape_stops_the_answer(tmp_path: Path) -> None:
+    async def what(pilot: Pilot[int]) -> None:
+        app = app_of(pilot)
+        await pilot.press(*"question", "enter")
+        await until(pilot, lambda: app.session.status.state == "writing")
+        await pilot.press("f6")
+        assert "Esc stops the answer" in banner(app)
+        await pilot.press("escape")
+        await until(pilot, lambda: not app.session.busy and "Esc leaves it" in banner(app))
+        assert app.chat.composer.text == "question"
+        await pilot.press("escape")
+        assert banner(app) == ""
+
+    play(Stage(tmp_path, script=lambda request: HELD), what)
+
+
 def test_a_message_that_is_being_changed_is_kept_with_the_draft(tmp_path: Path) -> None:
     async def what(pilot: Pilot[int]) -> None:
         app = app_of(pilot)

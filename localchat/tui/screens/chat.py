@@ -60,6 +60,7 @@ _MIN_ALERT_S = 8.0
 _INPUT_ERROR = "input-error"
 """Name of the notice about an input that was refused."""
 _EDITING = "Changing a sent message: Enter sends it as a new branch, Esc leaves it as it was."
+_EDITING_BUSY = "Changing a sent message: Enter sends it after the answer, Esc stops the answer."
 
 Result = TypeVar("Result")
 
@@ -167,6 +168,8 @@ class ChatScreen(Screen[None]):
             return
         self._show_keys()
         self._show_progress()
+        if self._edited.id:
+            self._update_banner()
         self.status.refresh_metrics()
         if self.shows_panel:
             self.panel.refresh_metrics()
@@ -271,7 +274,9 @@ class ChatScreen(Screen[None]):
     def _update_banner(self) -> None:
         """Show above the composer that a sent message is being changed, or which messages wait."""
         banner = self.query_one(Banner)
-        if self._edited.id:
+        if self._edited.id and self.session.busy:
+            banner.keep(_EDITING_BUSY, is_list=False)
+        elif self._edited.id:
             banner.keep(_EDITING, is_list=False)
         else:
             banner.keep(self._queue.describe(), is_list=True)

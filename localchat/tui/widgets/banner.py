@@ -19,8 +19,11 @@ class Banner(Static):
     def keep(self, text: str, *, is_list: bool = False) -> None:
         """Show a lasting text. An empty text hides the banner.
 
-        With `is_list`, each line has one row, which is cut at the width of the window.
+        With `is_list`, each line has one row, which is cut at the width of the window. A text that is already
+        shown does not end a hint.
         """
+        if (text, is_list) == (self._lasting, self._is_list):
+            return
         self._lasting = text
         self._is_list = is_list
         self._restore()
