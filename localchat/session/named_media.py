@@ -14,6 +14,7 @@ from localchat.engine.request import Attachment
 from localchat.media.binary_kind import unreadable_medium
 from localchat.media.decode import check_format
 from localchat.media.format import HEAD_BYTES, media_format
+from localchat.session.file_mentions import unquoted
 
 _WORD: Final = re.compile(r"""(?<!\S)(@?)("[^"\n]+"|'[^'\n]+'|(?:\\.|[^\s"'\\])+)(?!\S)""")
 _PATH_STARTS: Final = ("/", "./", "../", "~/", "file:")
@@ -37,7 +38,7 @@ def with_named_media(text: str, names: Iterable[str] = ()) -> Question:
     for match in pattern.finditer(text):
         sign, name = (group for group in match.groups() if group is not None)
         if name not in allowed:
-            name = _unquoted(name)
+            name = unquoted(name)
         if not (sign or name in allowed or name.startswith(_PATH_STARTS)):
             continue
         path = media_path(name)
@@ -100,9 +101,3 @@ def _check_readable(name: str) -> None:
     head = _head(name)
     if unreadable_medium(name, head):
         check_format(head, Path(name).name)
-
-
-def _unquoted(name: str) -> str:
-    if name[0] in "\"'":
-        return name[1:-1]
-    return re.sub(r"\\(.)", r"\1", name)

@@ -528,6 +528,7 @@ def test_a_file_whose_name_is_written_out_is_included(tmp_path: Path) -> None:
     tree.mkdir()
     (tree / "notes.md").write_text("# secret\n")
     (tree / "bin.dat").write_bytes(b"\0\1")
+    (tree / "two words.md").write_text("# two")
 
     async def what(pilot: Pilot[int]) -> None:
         composer = app_of(pilot).chat.composer
@@ -544,6 +545,9 @@ def test_a_file_whose_name_is_written_out_is_included(tmp_path: Path) -> None:
         await until(pilot, lambda: composer.text == "read ⟦notes.md⟧, @@notes.md and @nobody")
         await pilot.press("enter")
         assert "# secret" in await answered(pilot, stage, 1)
+        composer.write('read @"two words.md"')
+        await pilot.press("enter")
+        await until(pilot, lambda: composer.text == "read ⟦two words.md⟧")
         composer.write("run @bin.dat")
         await pilot.press("enter")
         await until(pilot, lambda: app_of(pilot).chat.transcript.blocks[-1].id == "input-error")

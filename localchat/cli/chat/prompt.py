@@ -18,7 +18,7 @@ from localchat.errors import ContextExceeded, FileMissing, UsageError
 from localchat.media.binary_kind import binary_kind, is_svg
 from localchat.media.format import HEAD_BYTES, media_format
 from localchat.sanitize import sanitize_line, utf16_text
-from localchat.session.file_mentions import mentioned_files, missing_paths
+from localchat.session.file_mentions import mentioned_files, missing_paths, unquoted
 from localchat.session.named_media import with_named_media
 
 _STDIN_NOTICE_S = 3.0
@@ -74,7 +74,8 @@ def with_named_files(
         return prompt_of(parts, question)
     for name in missing_paths(question.text, Path()):
         notify(f"there is no file {sanitize_line(name)}, so the name is sent as text")
-    mentioned = [name for name in mentioned_files(question.text, Path()) if name not in documents]
+    names = mentioned_files(question.text, Path())
+    mentioned = [unquoted(name) for name in names if name not in documents]
     files = read_files(mentioned, notify, headed=True)
     for name in mentioned:
         notify(f"{sanitize_line(name)} is attached")

@@ -19,7 +19,13 @@ from localchat.documents.folder import find_files
 from localchat.errors import FileMissing, LocalchatError, UsageError
 from localchat.sanitize import sanitize_line
 from localchat.session.commands import COMMANDS, Command, is_command, is_known, matching
-from localchat.session.file_mentions import is_path, mentioned_files, missing_paths, path_of
+from localchat.session.file_mentions import (
+    is_path,
+    mentioned_files,
+    missing_paths,
+    path_of,
+    unquoted,
+)
 from localchat.tui.attachments import (
     ComposerAttachment,
     ComposerText,
@@ -580,7 +586,7 @@ class Composer(Vertical):
     async def _include_all(self, names: Sequence[str], *, sending: bool) -> None:
         for name in names:
             try:
-                attachment = await self._attachment_of(name)
+                attachment = await self._attachment_of(unquoted(name))
             except LocalchatError as problem:
                 self._refused[name] = problem
                 if sending:

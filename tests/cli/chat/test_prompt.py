@@ -53,6 +53,10 @@ def test_files_that_the_words_name_come_before_them(
     assert sent(call, "@a.txt", "and", "@./b.txt", stdin=b"0\n") == both
     for words in ("me@a.txt", "@@a.txt", "see a.txt", "a @dataclass", "a @a.txt.orig"):
         assert sent(call, words) == words
+    Path("c d.txt").write_text("3\n")
+    for words in ('Sum up @"c d.txt".', "Sum up @'c d.txt'", "Sum up @c\\ d.txt"):
+        assert sent(call, words) == f"c d.txt:\n\n3\n\n{words}"
+    assert 'there is no file "e f.txt"' in call(HELLO, 'Sum up @"e f.txt"').err
     assert sent(call, "--", "@a.txt") == "@a.txt"
     lines = "Review:\n+ @a.txt"
     assert sent(call, lines) == lines, "the output of a command chooses no files"
