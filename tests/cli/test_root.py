@@ -234,6 +234,7 @@ def test_a_flag_of_prompts_makes_a_near_verb_a_prompt(call: Call, line: str) -> 
         ("download qwen", "localchat pull NAME"),
         ("export x", "localchat history export ID"),
         ("remove x", "localchat rm NAME"),
+        ("logs", "localchat history"),
     ],
 )
 def test_a_verb_of_another_program_is_refused_with_ours(call: Call, line: str, told: str) -> None:

@@ -13,6 +13,7 @@ from localchat.verbs import VERBS
         ("models", "use /model"),
         ("Settings", "use /set"),
         ("theme", "use F2"),
+        ("title", "use /history"),
         ("temp", "use /set temperature VALUE"),
         ("ctx", "use /set context_length VALUE"),
         ("bench", "in the shell there is `localchat bench`"),
