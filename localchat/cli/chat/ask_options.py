@@ -44,11 +44,13 @@ def ask_options(ctx: click.Context) -> AskOptions:
         raise UsageError("-i is a conversation; --json, -x and --raw-prompt are for one answer")
     if options.interactive and options.grammar is not None:
         raise UsageError("-i is a conversation; --schema, --grammar and --regex are for one answer")
-    if options.raw_prompt and ctx.params["system"]:
-        raise UsageError(
-            "--raw-prompt sends the prompt as it is, so -s would have no effect",
-            hint="write the instructions into the prompt",
-        )
+    unused = {"-s": "system", "-c": "continue_last", "--conversation": "conversation"}
+    for flag, parameter in unused.items():
+        if options.raw_prompt and ctx.params[parameter]:
+            raise UsageError(
+                f"--raw-prompt sends the prompt as it is, so {flag} would have no effect",
+                hint="write instructions and earlier messages into the prompt",
+            )
     return options
 
 

@@ -264,7 +264,9 @@ def test_raw_prompt_goes_without_messages(call: Call) -> None:
     app = ScriptedApp(SCENARIOS["hello"])
     call(app, "--raw-prompt", "<s>hi")
     assert app.engines[0].requests[0].prompt.text == "<s>hi"  # type: ignore[union-attr]
-    assert call(SCENARIOS["hello"], "--raw-prompt", "-s", "x", "hi").code == 2
+    for unused in (("-s", "x"), ("-c",), ("--conversation", "1234")):
+        code, _, err = call(SCENARIOS["hello"], "--raw-prompt", *unused, "hi")
+        assert (code, f"so {unused[0]} would have no effect" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
