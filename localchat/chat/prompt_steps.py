@@ -15,6 +15,8 @@ from localchat.fit.steps import MemoryStep
 from localchat.units import size, tokens
 
 _BLOCK_TOKENS: Final = 1024
+_MIN_CACHE_TOKENS: Final = 256
+"""Tokens for which llama.cpp allocates memory at least."""
 
 
 def prompt_steps(
@@ -41,7 +43,7 @@ class _PromptSteps:
         """Context that the prompt and its growth need, up to the trained context."""
         parts = info.actual or info.predicted
         kv_bytes = max(parts.kv_bytes, 0) if parts is not None else 0
-        room = max(info.kv_tokens, info.context_tokens, 1)
+        room = max(info.kv_tokens, info.context_tokens, _MIN_CACHE_TOKENS)
         self._token_bytes = kv_bytes / room
         total = info.actual_bytes or info.predicted_bytes
         self._spare: int | None = None

@@ -38,6 +38,12 @@ def test_a_coarser_cache_is_not_proposed_where_a_longer_context_is_enough() -> N
     assert list(steps(5000)) == ["shorter_input", "context", "model"]
 
 
+def test_a_cache_that_was_rounded_up_does_not_make_a_longer_context_look_costly() -> None:
+    small = msgspec.structs.replace(PARTS, kv_bytes=256 * MB // 10)
+    context = steps(100, actual=small, kv_tokens=1, context_tokens=1)["context"]
+    assert "2,048 tokens rather than 1, which takes 205 MB more" in context.change
+
+
 def test_memory_that_is_free_bounds_the_context() -> None:
     fits, short = steps(5000)["context"], steps(9000)["context"]
     assert fits.suffices
