@@ -46,9 +46,10 @@ from localchat.engine.events import Accepted, EngineStats, Event, Loading, Metri
 from localchat.engine.interface import EngineInfo
 from localchat.engine.local import protocol
 from localchat.errors import FAULT_STATUS, DeviceFault, EngineClosed, LocalchatError, UsageError
-from localchat.fit.hardware import read_cores
+from localchat.fit.hardware import read_cores, read_cpus
 from localchat.fit.memory_plan import MemoryPlan
 from localchat.kv_store.store import KVStore
+from localchat.units import counted
 
 Tasks: TypeAlias = SimpleQueue[tuple[int, Callable[[], None]]]
 
@@ -515,6 +516,21 @@ def open_model(
     )
 
 
+def limit_threads(spec: protocol.Open, notify: Callable[[str], None]) -> protocol.Open:
+    """Return the options with one compute thread per CPU at most.
+
+    In each layer, all threads wait for the last one. SmolLM2 wrote 17 tok/s with 16 threads on two cores, and
+    about 130 with two.
+    """
+    cpus = read_cpus()
+    if spec.load.threads <= cpus:
+        return spec
+    asked = f"--threads {spec.load.threads}"
+    notify(f"Using {counted(cpus, 'thread')}: {asked} is more than this computer runs at once.")
+    load = msgspec.structs.replace(spec.load, threads=cpus)
+    return msgspec.structs.replace(spec, load=load)
+
+
 def serve(source: BufferedIOBase, sink: BinaryIO, render_process: RenderProcess) -> int:
     """Run an engine over two pipes. The first frame names the model. Return the exit status."""
     frames = protocol.read_frames(source, protocol.ToChild)
@@ -522,6 +538,7 @@ def serve(source: BufferedIOBase, sink: BinaryIO, render_process: RenderProcess)
     if not isinstance(spec, protocol.Open):
         return 0 if spec is None else 2
     sender = FrameSender(sink)
+    spec = limit_threads(spec, sender.notify)
     counters = EngineCounters()
     try:
         opened = open_model(spec, sender, counters, render_process)

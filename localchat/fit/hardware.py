@@ -110,6 +110,11 @@ def read_cores(root: Path = Path("/")) -> int:
     return cores
 
 
+def read_cpus() -> int:
+    """Return the logical CPUs that this process may use, at least 1: the most threads that can run at once."""
+    return len(_allowed()) or os.cpu_count() or 1
+
+
 class ContainerLimits(NamedTuple):
     """Limits of control groups. 0: no limit."""
 
