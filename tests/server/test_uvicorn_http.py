@@ -144,7 +144,8 @@ def test_client_that_closes_only_its_sending_side_is_answered(stage: Stage, stre
             received += piece
     interim, answer = received.split(b"HTTP/1.1 200 OK\r\n")
     assert interim == b"HTTP/1.1 100 Continue\r\n\r\n" * interim.count(b"100")
-    assert b'"text":"b"' in answer if stream else b'"text":"a b"' in answer
+    # Pieces of a stream are joined where the client or the machine is slow.
+    assert b"".join(re.findall(rb'"text":"([^"]*)"', answer)) == b"a b"
 
 
 def test_requests_in_a_row_are_answered_after_the_sending_side_is_closed(stage: Stage) -> None:
